@@ -1,0 +1,103 @@
+# Everything runs from .venv, which is made here from the hash-locked requirements files.
+# `make` alone lists the targets. ARGS is passed on: make serve ARGS="--port 5000".
+
+DATABASE_URL ?= sqlite:///lightning.db
+ARGS ?=
+# Two processes at least keep a second core busy while a test waits; four PostgreSQL clusters are enough.
+PYTEST_ARGS ?= -n logical --maxprocesses 4 --dist worksteal
+# A Python 3.11 or newer to make .venv with; found on PATH when not given.
+PYTHON ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-emit-index-url --generate-hashes --universal --python-version 3.11
+
+# An environment whose interpreter is gone, or that came along with a moved or copied checkout, is made anew:
+# its scripts and its editable install name the old place.
+$(shell [ ! -e $(VENV) ] || { [ -x $(BIN)/python ] && grep -qF "$(CURDIR)/$(VENV)" $(BIN)/activate; } || rm -rf $(VENV))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+.PHONY: help
+help: ## list the targets
+	@echo "make TARGET [ARGS=\"...\"]"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  \1: \2/p' Makefile | awk -F': ' '{printf "%-12s %s\n", $$1, $$2}'
+
+.PHONY: serve
+serve: $(VENV)/.runtime ## run the store on an SQLite file at http://127.0.0.1:4747
+	@exec $(BIN)/lightning-sql serve --database-url "$(DATABASE_URL)" $(ARGS)
+
+.PHONY: demo
+demo: $(VENV)/.runtime ## watch simulated runners work through a queue of rollouts
+	@exec $(BIN)/lightning-sql demo $(ARGS)
+
+.PHONY: migrate
+migrate: $(VENV)/.runtime ## bring DATABASE_URL's schema up to date (ARGS="current", "check", "down")
+	@LIGHTNING_SQL_DATABASE_URL="$(DATABASE_URL)" $(BIN)/lightning-sql migrate $(or $(ARGS),up)
+
+.PHONY: test
+test: $(VENV)/.dev ## run the whole test suite, on real PostgreSQL and SQLite
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(ARGS)
+
+.PHONY: test-fast
+test-fast: $(VENV)/.dev ## run the tests that are not marked slow (under a minute)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not slow" $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.dev ## ruff, pyright and the import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: $(VENV)/.dev ## format the code and fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: lock
+lock: $(VENV)/.dev ## write the requirements files anew (ARGS="--upgrade" for newer versions)
+	$(COMPILE) $(ARGS) pyproject.toml -o requirements.txt
+	$(COMPILE) $(ARGS) --group build -c requirements.txt -o requirements-build.txt
+	$(COMPILE) $(ARGS) pyproject.toml --group dev -c requirements.txt -c requirements-build.txt -o requirements-dev.txt
+	$(COMPILE) $(ARGS) --no-deps requirements-upstream.in -o requirements-upstream.txt
+
+.PHONY: clean
+clean: ## remove .venv and what the tools leave behind (databases stay)
+	rm -rf $(VENV) dist build .hypothesis .import_linter_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The first of these that is Python 3.11 or newer and can make environments; each must be run to know,
+# since a version manager's shim may stand on PATH for a version that is not installed.
+$(VENV)/bin/python:
+	@for candidate in $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14 python); do \
+		if "$$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+			echo "Making $(VENV) with $$("$$candidate" --version)"; \
+			rm -rf $(VENV); \
+			exec "$$candidate" -m venv $(VENV); \
+		fi; \
+	done; \
+	echo "lightning-sql needs Python 3.11 or newer with its venv module (on Debian: python3-venv)." >&2; \
+	echo "None was found; name one with: make PYTHON=/path/to/python3.11" >&2; \
+	exit 1
+
+$(VENV)/.runtime-lock: requirements.txt requirements-build.txt | $(VENV)/bin/python
+	@echo "Installing the locked dependencies into $(VENV)"
+	@$(PIP) install --require-hashes -r requirements.txt -r requirements-build.txt
+	@touch $@
+
+$(VENV)/.runtime: pyproject.toml $(VENV)/.runtime-lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev-lock: requirements-dev.txt requirements-upstream.txt $(VENV)/.runtime-lock
+	@echo "Installing the locked development tools into $(VENV)"
+	@$(PIP) install --require-hashes -r requirements-dev.txt
+	@$(PIP) install --require-hashes --no-deps -r requirements-upstream.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.dev-lock $(VENV)/.runtime
+	@touch $@
