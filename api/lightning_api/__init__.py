@@ -1,0 +1,1 @@
+"""The service: the Agent Lightning store protocol over HTTP, on any `LightningStore`."""

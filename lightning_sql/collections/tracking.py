@@ -1,0 +1,84 @@
+"""Counting and timing of storage operations, for whoever passes a tracker (CONTRACT.md section 10)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Final, Protocol
+
+__all__ = ["MetricsTracker", "StoreMethod", "TrackedCollection", "store_method"]
+
+
+class MetricsTracker(Protocol):
+    """The part of a metrics backend that collections call. Metric names have dots."""
+
+    async def inc_counter(self, name: str, amount: float = 1.0, labels: Mapping[str, str] | None = None) -> None:
+        """Add to a counter."""
+        ...
+
+    async def observe_histogram(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
+        """Record one observation, in seconds."""
+        ...
+
+
+StoreMethod = tuple[str, str]
+"""The public and the private name of the store method on whose behalf a collection works."""
+
+store_method: Final[ContextVar[StoreMethod]] = ContextVar("store_method", default=("unknown", "unknown"))
+
+
+def _status_of(error: BaseException) -> str:
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else type(error).__name__
+
+
+class TrackedCollection:
+    """Base of everything that stores: it knows its tracker and its name in the metrics."""
+
+    def __init__(self, tracker: MetricsTracker | None = None) -> None:
+        self._tracker = tracker
+
+    @property
+    def tracker(self) -> MetricsTracker | None:
+        """The metrics backend, or None."""
+        return self._tracker
+
+    @property
+    def collection_name(self) -> str:
+        """The value of the metric label `collection`."""
+        return type(self).__name__
+
+    @property
+    def extra_tracking_labels(self) -> Mapping[str, str]:
+        """Further metric labels of this collection."""
+        return {}
+
+    @asynccontextmanager
+    async def tracking_context(self, operation: str, collection: str) -> AsyncGenerator[None]:
+        """Count and time the body as one operation on a collection; costs nothing without a tracker."""
+        tracker = self._tracker
+        if tracker is None:
+            yield
+            return
+        started, status = time.perf_counter(), "OK"
+        try:
+            yield
+        except BaseException as error:
+            status = _status_of(error)
+            raise
+        finally:
+            public, private = store_method.get()
+            labels = {
+                "store_pubmeth": public,
+                "store_privmeth": private,
+                "operation": operation,
+                "collection": collection,
+                "status": status,
+                **self.extra_tracking_labels,
+            }
+            await tracker.inc_counter("agl.collections.total", labels=labels)
+            await tracker.observe_histogram(
+                "agl.collections.latency", value=time.perf_counter() - started, labels=labels
+            )

@@ -1,0 +1,1 @@
+"""Everything that is SQL but not meaning: tables, engines, dialects, payloads, migrations."""

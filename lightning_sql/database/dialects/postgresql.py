@@ -1,0 +1,168 @@
+"""PostgreSQL 14 or newer, through asyncpg."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Double,
+    Executable,
+    Table,
+    Text,
+    any_,
+    bindparam,
+    extract,
+    func,
+    literal,
+    or_,
+    select,
+)
+from sqlalchemy import cast as sql_cast
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import InterfaceError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import create_async_engine
+from typing_extensions import override
+
+from lightning_sql.database.dialects.base import Dialect, EnginePair, Failure, UpsertStatement
+from lightning_sql.database.payload import needle_forms
+from lightning_sql.database.types import COLUMN_TYPES
+from lightning_sql.errors import ConfigurationError
+from lightning_sql.fields import FieldKind
+
+__all__ = ["PostgreSQL"]
+
+POOL_SIZE: Final = 10
+POOL_OVERFLOW: Final = 10
+POOL_TIMEOUT_SECONDS: Final = 30
+CONNECT_TIMEOUT_SECONDS: Final = 10
+
+_BY_STATE: Final[dict[str, Failure]] = {
+    "23505": Failure.DUPLICATE,
+    "40001": Failure.CONFLICT,
+    "40P01": Failure.CONFLICT,
+    "55P03": Failure.CONFLICT,
+    "25006": Failure.UNAVAILABLE,  # read-only: a standby
+    "3D000": Failure.REFUSED,
+    "42501": Failure.REFUSED,
+    "42P01": Failure.SCHEMA,
+    "42703": Failure.SCHEMA,
+    "3F000": Failure.SCHEMA,
+    "54000": Failure.UNSTORABLE,  # a key too long for an index
+}
+_BY_CLASS: Final[dict[str, Failure]] = {
+    "08": Failure.UNAVAILABLE,
+    "53": Failure.UNAVAILABLE,
+    "57": Failure.UNAVAILABLE,
+    "58": Failure.UNAVAILABLE,
+    "28": Failure.REFUSED,
+    "22": Failure.UNSTORABLE,
+}
+_CONNECT_KEYWORDS: Final = {"sslmode": "ssl", "connect_timeout": "timeout"}
+"""Parameters of libpq URLs that asyncpg calls by another name."""
+
+
+def _same(text: str) -> str:
+    return text
+
+
+def _states(error: BaseException) -> Iterator[str]:
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        state = getattr(link, "sqlstate", None)
+        if isinstance(state, str):
+            yield state
+        link = getattr(link, "orig", None) or link.__cause__
+
+
+class PostgreSQL(Dialect):
+    """Readers and writers share one pool; time is the database's, so that several servers agree."""
+
+    name = "postgresql"
+    parameters_per_statement = 32_000
+
+    @override
+    def engines(self, url: URL, *, reflection: bool = False) -> EnginePair:
+        query: dict[str, Any] = {}
+        settings = {"application_name": "lightning-sql"}
+        for key, value in url.query.items():
+            text = value if isinstance(value, str) else value[-1]
+            if key == "application_name":
+                settings[key] = text
+            elif key in ("connect_timeout", "timeout", "command_timeout"):
+                try:
+                    query[_CONNECT_KEYWORDS.get(key, key)] = float(text)
+                except ValueError:
+                    raise ConfigurationError(f"{key} in the database URL must be a number of seconds") from None
+            elif key in ("sslmode", "ssl", "target_session_attrs"):
+                query[_CONNECT_KEYWORDS.get(key, key)] = text
+            elif key in ("host", "port"):
+                continue
+            else:
+                raise ConfigurationError(f"the database URL has an unknown parameter {key!r}")
+        engine = create_async_engine(
+            url.set(drivername="postgresql+asyncpg").difference_update_query(
+                [key for key in url.query if key not in ("host", "port")]
+            ),
+            pool_size=POOL_SIZE,
+            max_overflow=POOL_OVERFLOW,
+            pool_timeout=POOL_TIMEOUT_SECONDS,
+            # Payload columns are encoded and decoded by their type; the driver passes the text through.
+            # Reflection reads JSON of SQLAlchemy's own making, which wants to be decoded.
+            json_serializer=_same,
+            json_deserializer=None if reflection else _same,
+            connect_args={"timeout": CONNECT_TIMEOUT_SECONDS, "server_settings": settings} | query,
+        )
+        return EnginePair(engine, engine)
+
+    @override
+    def transaction_options(self, *, writing: bool, snapshot: bool) -> Mapping[str, Any]:
+        # A writer that asked for a snapshot reads and then writes by what it read: only SERIALIZABLE
+        # turns every way in which that can go wrong into an error that is retried.
+        if writing:
+            return {"isolation_level": "SERIALIZABLE" if snapshot else "READ COMMITTED", "postgresql_readonly": False}
+        return {"isolation_level": "REPEATABLE READ" if snapshot else "READ COMMITTED", "postgresql_readonly": True}
+
+    @override
+    def lock(self, keys: Sequence[int]) -> Executable | None:
+        locks = [func.pg_advisory_xact_lock(key) for key in keys]
+        return select(*locks, self._clock())
+
+    @override
+    def now(self) -> Executable | None:
+        return select(self._clock())
+
+    def _clock(self) -> ColumnElement[float]:
+        return sql_cast(extract("epoch", func.clock_timestamp()), Double)
+
+    @override
+    def upsert(self, table: Table) -> UpsertStatement:
+        return cast(UpsertStatement, insert(table))
+
+    @override
+    def greatest(self, left: ColumnElement[Any], right: ColumnElement[Any]) -> ColumnElement[Any]:
+        return func.greatest(left, right)
+
+    @override
+    def contains(self, column: ColumnElement[Any], needle: str) -> ColumnElement[bool]:
+        return or_(*(func.strpos(column, literal(form, Text)) > 0 for form in needle_forms(needle)))
+
+    @override
+    def within(self, column: ColumnElement[Any], values: Sequence[Any], kind: FieldKind) -> ColumnElement[bool]:
+        return column == any_(bindparam(None, list(values), ARRAY(COLUMN_TYPES[kind]())))
+
+    @override
+    def failure(self, error: BaseException) -> Failure:
+        for state in _states(error):
+            failure = _BY_STATE.get(state) or _BY_CLASS.get(state[:2])
+            if failure is not None:
+                return failure
+        if isinstance(error, OSError | TimeoutError | PoolTimeoutError | InterfaceError):
+            return Failure.UNAVAILABLE
+        return Failure.UNAVAILABLE if getattr(error, "connection_invalidated", False) else Failure.OTHER

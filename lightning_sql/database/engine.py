@@ -1,0 +1,200 @@
+"""A database: its engines, its transactions, and its errors in our words."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager, contextmanager
+from hashlib import blake2b
+from typing import Any, Final, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from lightning_sql.database.dialects import dialect_of
+from lightning_sql.database.dialects.base import Dialect, EnginePair, Failure
+from lightning_sql.errors import (
+    ConfigurationError,
+    DatabaseUnavailableError,
+    DuplicatedPrimaryKeyError,
+    LightningError,
+    SchemaOutdatedError,
+    TransactionConflictError,
+    UnstorableValueError,
+)
+
+__all__ = ["CommitUnknownError", "Database", "lock_key", "parse_url"]
+
+R = TypeVar("R")
+
+RETRY_SECONDS: Final = 30.0
+"""How long a transaction is tried again after it lost against others."""
+RECONNECT_SECONDS: Final = 5.0
+"""How long a transaction is tried again after its connection broke."""
+FIRST_PAUSE_SECONDS: Final = 0.005
+LONGEST_PAUSE_SECONDS: Final = 0.5
+
+
+def parse_url(database_url: str) -> URL:
+    """The parts of a database URL.
+
+    Raises:
+        ConfigurationError: it is none; the message does not repeat it, since it may hold a password.
+    """
+    try:
+        return make_url(database_url)
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(
+            "the database URL cannot be read; it must be sqlite:///file, postgresql://host/name or memory://"
+        ) from None
+
+
+class CommitUnknownError(DatabaseUnavailableError):
+    """The connection broke during COMMIT: whether the transaction took place is unknown."""
+
+
+class Database:
+    """One database, for any number of event loops; an engine for each, made when first used.
+
+    Args:
+        database_url: `sqlite:///file` or `postgresql://host/name`; the async driver is added here.
+        reflection: this object reads and changes the schema, not the records.
+
+    Raises:
+        ConfigurationError: not such a URL.
+    """
+
+    def __init__(self, database_url: str, *, reflection: bool = False) -> None:
+        self.url = parse_url(database_url)
+        self.dialect: Dialect = dialect_of(self.url)
+        self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, EnginePair] = WeakKeyDictionary()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._reflection = reflection
+        # Engines connect lazily, so this only checks the parameters of the URL.
+        self.dialect.engines(self.url)
+
+    def __repr__(self) -> str:
+        return f"<Database {self.url.render_as_string(hide_password=True)}>"
+
+    def _pair(self) -> EnginePair:
+        loop = asyncio.get_running_loop()
+        pair = self._engines.get(loop)
+        if pair is None:
+            pair = self._engines[loop] = self.dialect.engines(self.url, reflection=self._reflection)
+        return pair
+
+    async def close(self) -> None:
+        """Wait for what is still running on this event loop and close its connections."""
+        while self._running:
+            await asyncio.wait(list(self._running))
+        pair = self._engines.pop(asyncio.get_running_loop(), None)
+        if pair is not None:
+            await pair.dispose()
+
+    @contextmanager
+    def translated(self) -> Generator[None]:
+        """Turn errors of the driver and of SQLAlchemy that the body raises into ours."""
+        try:
+            yield
+        except LightningError:
+            raise
+        except (SQLAlchemyError, OSError, TimeoutError) as error:
+            self._raise(error)
+        except Exception as error:
+            # asyncpg's errors arrive unwrapped while connecting.
+            if self.dialect.failure(error) is Failure.OTHER:
+                raise
+            self._raise(error)
+
+    def _raise(self, error: Exception) -> NoReturn:
+        inner = getattr(error, "orig", None)
+        if isinstance(inner, LightningError):  # raised by a column type
+            raise inner from None
+        match self.dialect.failure(error):
+            case Failure.DUPLICATE:
+                raise DuplicatedPrimaryKeyError from error
+            case Failure.CONFLICT:
+                raise TransactionConflictError from error
+            case Failure.UNSTORABLE:
+                raise UnstorableValueError("a value does not fit its column") from error
+            case Failure.SCHEMA:
+                raise SchemaOutdatedError from error
+            case Failure.REFUSED:
+                raise DatabaseUnavailableError(
+                    "the database refuses the connection: check its name, user, password and permissions"
+                ) from error
+            case Failure.UNAVAILABLE:
+                raise DatabaseUnavailableError from error
+            case Failure.OTHER:
+                raise error
+
+    @asynccontextmanager
+    async def transaction(self, *, writing: bool, snapshot: bool = False) -> AsyncGenerator[AsyncConnection]:
+        """A transaction that commits when the body returns and rolls back when it raises.
+
+        Raises:
+            DatabaseUnavailableError: no connection; `CommitUnknownError` when it broke during the commit.
+            TransactionConflictError: it lost against a concurrent transaction.
+        """
+        pair = self._pair()
+        engine = pair.writer if writing else pair.reader
+        options = self.dialect.transaction_options(writing=writing, snapshot=snapshot)
+        with self.translated():
+            async with engine.connect() as connection:
+                if options:
+                    await connection.execution_options(**options)
+                transaction = await connection.begin()
+                try:
+                    yield connection
+                except BaseException:
+                    await transaction.rollback()
+                    raise
+                await self._commit(transaction.commit(), writing)
+
+    async def _commit(self, commit: Coroutine[Any, Any, None], writing: bool) -> None:
+        try:
+            await commit
+        except (SQLAlchemyError, OSError) as error:
+            if writing and self.dialect.failure(error) is Failure.UNAVAILABLE:
+                raise CommitUnknownError from error
+            raise
+
+    async def run(self, attempt: Callable[[], Awaitable[R]], *, retry: bool = True) -> R:
+        """Run a whole transaction, again if it lost against others or its connection broke before the commit.
+
+        It runs to its end even if the caller is cancelled: what was sent is not half sent.
+        """
+        task = asyncio.ensure_future(self._attempts(attempt, retry))
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            # Retrieved, so that the error of a call whose caller has gone is not reported as lost.
+            task.exception()
+
+    async def _attempts(self, attempt: Callable[[], Awaitable[R]], retry: bool) -> R:
+        loop = asyncio.get_running_loop()
+        begun, pause = loop.time(), FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await attempt()
+            except CommitUnknownError:
+                raise
+            except DatabaseUnavailableError as error:
+                limit = RETRY_SECONDS if isinstance(error, TransactionConflictError) else RECONNECT_SECONDS
+                if not retry or loop.time() - begun + pause > limit:
+                    raise
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def lock_key(partition: str, label: str) -> int:
+    """The 64-bit key of a label's lock in a partition."""
+    digest = blake2b(f"{partition}\x00{label}".encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)

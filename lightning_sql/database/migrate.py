@@ -1,0 +1,145 @@
+"""Alembic from Python: create, upgrade, check and name the schema of a database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.script.revision import ResolutionError
+from alembic.util import CommandError
+from sqlalchemy import Connection
+
+from lightning_sql.database import schema
+from lightning_sql.database.engine import Database
+from lightning_sql.errors import ConfigurationError, SchemaOutdatedError
+
+__all__ = ["Migrations"]
+
+R = TypeVar("R")
+
+UPGRADE_COMMAND: Final = "lightning-sql migrate up"
+
+
+def _scripts() -> Path:
+    """The migrations: inside the wheel beside the library's modules, in a checkout beside its folder."""
+    library = Path(__file__).resolve().parent.parent
+    shipped = library / "_migrations"
+    return shipped if shipped.is_dir() else library.parent / "migrations"
+
+
+class Migrations:
+    """The schema of one database.
+
+    Raises (every method):
+        DatabaseUnavailableError: the database cannot be reached.
+    """
+
+    def __init__(self, database_url: str) -> None:
+        self._database = Database(database_url, reflection=True)
+        self._config = Config()
+        self._config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
+        self._config.set_main_option("path_separator", "os")
+        self._tree = ScriptDirectory.from_config(self._config)
+
+    @property
+    def head(self) -> str:
+        """The revision that this release needs."""
+        return self._tree.get_heads()[0]
+
+    async def current(self) -> str | None:
+        """The revision of the database; None when it has no schema of ours."""
+        return await self._read(lambda connection: MigrationContext.configure(connection).get_current_revision())
+
+    async def upgrade(self, revision: str = "head") -> None:
+        """Bring the schema up to a revision. Several processes may do so at once: one does it, the others wait.
+
+        Raises:
+            ConfigurationError: no such revision.
+        """
+        await self._database.dialect.prepare(self._database.url)
+        await self._write(lambda: command.upgrade(self._config, revision))
+
+    async def downgrade(self, revision: str) -> None:
+        """Take the schema down to a revision, or to `base`. Raises as `upgrade` does."""
+        await self._write(lambda: command.downgrade(self._config, revision))
+
+    async def check(self) -> list[str]:
+        """What differs between the database and the tables that this release declares; a line for each difference."""
+
+        def compare(connection: Connection) -> list[str]:
+            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            return [_line(difference) for difference in compare_metadata(context, schema.metadata)]
+
+        return await self._read(compare)
+
+    async def prepare(self, *, migrate: bool = False) -> None:
+        """Make the database ready to serve.
+
+        An empty database gets its schema. An old one is upgraded where nobody else depends on it
+        (SQLite, after a copy of the file) or when `migrate` allows it.
+
+        Raises:
+            SchemaOutdatedError: the schema is old, or newer than this release.
+        """
+        await self._database.dialect.prepare(self._database.url)
+        current = await self.current()
+        if current == self.head:
+            return
+        if current is not None:
+            self._known(current)
+            if not migrate and not await self._database.dialect.back_up(self._database.url, current):
+                raise SchemaOutdatedError(
+                    f"the database is at revision {current}, this release needs {self.head}: run `{UPGRADE_COMMAND}`"
+                )
+        await self.upgrade()
+
+    def _known(self, revision: str) -> None:
+        try:
+            self._tree.get_revision(revision)
+        except (CommandError, ResolutionError):
+            raise SchemaOutdatedError(
+                f"the database is at revision {revision}, which this release does not know: use a newer release"
+            ) from None
+
+    async def _read(self, work: Callable[[Connection], R]) -> R:
+        try:
+            async with self._database.transaction(writing=False) as connection:
+                return await connection.run_sync(work)
+        finally:
+            await self._database.close()
+
+    async def _write(self, work: Callable[[], Any]) -> None:
+        def run(connection: Connection) -> None:
+            self._config.attributes["connection"] = connection
+            try:
+                work()
+            finally:
+                del self._config.attributes["connection"]
+
+        try:
+            async with self._database.transaction(writing=True) as connection:
+                lock = self._database.dialect.lock([MIGRATION_LOCK])
+                if lock is not None:
+                    await connection.execute(lock)
+                await connection.run_sync(run)
+        except CommandError as error:
+            raise ConfigurationError(str(error)) from None
+        finally:
+            await self._database.close()
+
+
+MIGRATION_LOCK: Final = 0x6C69676874_6E696E
+"""The key of the lock under which a database is migrated."""
+
+
+def _line(difference: Any) -> str:
+    if isinstance(difference, list):  # the differences of one column come together
+        return "; ".join(_line(part) for part in cast(list[Any], difference))
+    kind, *details = difference
+    return f"{kind}: " + ", ".join(str(detail) for detail in details if detail is not None)

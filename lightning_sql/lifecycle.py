@@ -1,0 +1,238 @@
+"""The rules of rollouts, attempts, workers and resources, as pure functions (CONTRACT.md sections 7 and 8).
+
+Nothing here reads a clock or a store: every function takes what decides and returns what follows.
+Where CONTRACT.md section 12 names a better behaviour than the protocol's first server has, the
+function says which entry it follows.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import Any, Final
+
+from lightning_sql.records import (
+    ATTEMPT_ACTIVE,
+    ROLLOUT_ACTIVE,
+    ROLLOUT_FINISHED,
+    ROLLOUT_QUEUED,
+    Attempt,
+    AttemptStatus,
+    NamedResources,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    RolloutStatus,
+    Worker,
+)
+
+__all__ = [
+    "ATTEMPT_ENDED",
+    "ATTEMPT_LOST",
+    "HEARTBEAT_ATTEMPT",
+    "HEARTBEAT_ROLLOUT",
+    "attempt_after_heartbeat",
+    "attempt_with_status",
+    "expired_status",
+    "is_finished",
+    "is_queued",
+    "new_attempt",
+    "new_attempt_id",
+    "new_resources",
+    "new_resources_id",
+    "new_rollout_id",
+    "next_resources",
+    "outcome_of",
+    "rollout_after_attempt",
+    "rollout_after_heartbeat",
+    "rollout_with_status",
+    "worker_after_attempt",
+    "worker_after_claim",
+    "worker_after_empty_dequeue",
+    "worker_after_heartbeat",
+]
+
+ATTEMPT_ENDED: Final[frozenset[AttemptStatus]] = frozenset({"failed", "succeeded"})
+"""Statuses that stamp an attempt's end time; the watchdog's verdicts do not (section 12, entry 14)."""
+
+ATTEMPT_LOST: Final[frozenset[AttemptStatus]] = frozenset({"timeout", "unresponsive"})
+"""The watchdog's verdicts: nobody knows what the worker is doing."""
+
+HEARTBEAT_ATTEMPT: Final[dict[AttemptStatus, AttemptStatus]] = {"preparing": "running", "unresponsive": "running"}
+"""What a heartbeat makes of an attempt; a status that is not a key stays."""
+
+HEARTBEAT_ROLLOUT: Final[dict[RolloutStatus, RolloutStatus]] = {"preparing": "running", "requeuing": "running"}
+"""What a sign of life of its latest attempt makes of a rollout; a status that is not a key stays."""
+
+
+def new_rollout_id() -> str:
+    """A fresh rollout id: `ro-` and 12 hexadecimal digits."""
+    return "ro-" + secrets.token_hex(6)
+
+
+def new_attempt_id() -> str:
+    """A fresh attempt id, unique within its rollout: `at-` and 8 hexadecimal digits."""
+    return "at-" + secrets.token_hex(4)
+
+
+def new_resources_id() -> str:
+    """A fresh resources id: `rs-` and 12 hexadecimal digits."""
+    return "rs-" + secrets.token_hex(6)
+
+
+def is_queued(status: RolloutStatus) -> bool:
+    """Whether a rollout of this status stands in the queue."""
+    return status in ROLLOUT_QUEUED
+
+
+def is_finished(status: RolloutStatus) -> bool:
+    """Whether a rollout of this status has an outcome."""
+    return status in ROLLOUT_FINISHED
+
+
+def outcome_of(attempt_status: AttemptStatus, sequence_id: int, config: RolloutConfig) -> RolloutStatus:
+    """The rollout status that follows from the status of its latest attempt (section 7.5)."""
+    if attempt_status in ("preparing", "running", "succeeded"):
+        return attempt_status
+    retry = attempt_status in config.retry_condition and sequence_id < config.max_attempts
+    return "requeuing" if retry else "failed"
+
+
+def rollout_with_status(rollout: Rollout, status: RolloutStatus, now: float) -> Rollout:
+    """The rollout with this status: an outcome stamps its end, any other status clears it (section 12, entry 11)."""
+    return rollout.model_copy(update={"status": status, "end_time": now if is_finished(status) else None})
+
+
+def rollout_after_attempt(rollout: Rollout, attempt: Attempt, now: float) -> Rollout:
+    """The rollout after an update of its latest attempt; the same object when nothing follows.
+
+    A cancelled rollout stays cancelled: only an explicit status or a new attempt leaves it (section 12, entry 11).
+    """
+    if rollout.status == "cancelled":
+        return rollout
+    status = outcome_of(attempt.status, attempt.sequence_id, rollout.config)
+    return rollout if status == rollout.status else rollout_with_status(rollout, status, now)
+
+
+def new_attempt(rollout_id: str, sequence_id: int, worker_id: str | None, now: float) -> Attempt:
+    """Attempt number `sequence_id` of a rollout, starting now."""
+    return Attempt(
+        rollout_id=rollout_id,
+        attempt_id=new_attempt_id(),
+        sequence_id=sequence_id,
+        start_time=now,
+        worker_id=worker_id,
+    )
+
+
+def attempt_with_status(attempt: Attempt, status: AttemptStatus, now: float) -> Attempt:
+    """The attempt with this status; its end time is stamped by `failed` and `succeeded` and else left as it is."""
+    changes: dict[str, Any] = {"status": status}
+    if status in ATTEMPT_ENDED:
+        changes["end_time"] = now
+    return attempt.model_copy(update=changes)
+
+
+def attempt_after_heartbeat(attempt: Attempt, now: float) -> Attempt:
+    """The attempt after a span of it was stored (section 7.6): alive again unless its end is known."""
+    status = HEARTBEAT_ATTEMPT.get(attempt.status, attempt.status)
+    return attempt.model_copy(update={"last_heartbeat_time": now, "status": status})
+
+
+def rollout_after_heartbeat(rollout: Rollout, attempt: Attempt, now: float) -> Rollout:
+    """The rollout after its latest attempt got a heartbeat; the same object when nothing follows.
+
+    `attempt` is as the heartbeat left it. A dead one (`failed`, `timeout`, `succeeded`) cannot undo a
+    retry (section 12, entry 10).
+    """
+    if attempt.status != "running":
+        return rollout
+    status = HEARTBEAT_ROLLOUT.get(rollout.status, rollout.status)
+    return rollout if status == rollout.status else rollout_with_status(rollout, status, now)
+
+
+def expired_status(rollout: Rollout, attempt: Attempt, now: float) -> AttemptStatus | None:
+    """The watchdog's verdict on the latest attempt of a rollout, or None (section 7.8)."""
+    if rollout.status not in ROLLOUT_ACTIVE:
+        return None
+    config = rollout.config
+    if config.timeout_seconds is not None and now - attempt.start_time > config.timeout_seconds:
+        return "timeout"
+    last_sign = attempt.start_time if attempt.last_heartbeat_time is None else attempt.last_heartbeat_time
+    if config.unresponsive_seconds is not None and now - last_sign > config.unresponsive_seconds:
+        return "unresponsive"
+    return None
+
+
+def worker_after_attempt(worker: Worker, attempt: Attempt, now: float) -> Worker:
+    """The worker that an attempt is tied to, after the attempt changed (section 8)."""
+    if attempt.status in ATTEMPT_ACTIVE:
+        return worker.model_copy(
+            update={
+                "status": "busy",
+                "last_busy_time": now,
+                "current_rollout_id": attempt.rollout_id,
+                "current_attempt_id": attempt.attempt_id,
+            }
+        )
+    return worker.model_copy(
+        update={
+            "status": "unknown" if attempt.status in ATTEMPT_LOST else "idle",
+            "last_idle_time": now,
+            "current_rollout_id": None,
+            "current_attempt_id": None,
+        }
+    )
+
+
+def worker_after_claim(worker: Worker, last_attempt: Attempt, now: float) -> Worker:
+    """The worker after a dequeue that gave it something; of several claims it is tied to the last."""
+    return worker_after_attempt(worker, last_attempt, now).model_copy(update={"last_dequeue_time": now})
+
+
+def worker_after_empty_dequeue(worker: Worker, now: float) -> Worker:
+    """The worker after a dequeue that found nothing; its current ids are left (section 12, entry 13)."""
+    changes: dict[str, Any] = {"last_dequeue_time": now}
+    if worker.status != "idle":
+        changes |= {"status": "idle", "last_idle_time": now}
+    return worker.model_copy(update=changes)
+
+
+def worker_after_heartbeat(worker: Worker, now: float, stats: dict[str, Any] | None) -> Worker:
+    """The worker after a heartbeat of its own; `stats` None keeps what was reported before."""
+    changes: dict[str, Any] = {"last_heartbeat_time": now}
+    if stats is not None:
+        changes["heartbeat_stats"] = stats
+    return worker.model_copy(update=changes)
+
+
+def _write_time(now: float, latest: ResourcesUpdate | None) -> float:
+    """A time for a write of resources that is later than every write before it.
+
+    "Latest" is the order of writes, not of clocks (section 12, entry 30), so a clock that stands
+    still or steps back is overruled by the smallest step that a float can make.
+    """
+    return now if latest is None else max(now, math.nextafter(latest.update_time, math.inf))
+
+
+def new_resources(
+    resources_id: str, resources: NamedResources, now: float, latest: ResourcesUpdate | None
+) -> ResourcesUpdate:
+    """Version 1 of a set of resources; `latest` is the most recently written set of all, if any."""
+    written = _write_time(now, latest)
+    return ResourcesUpdate(
+        resources_id=resources_id, create_time=written, update_time=written, version=1, resources=resources
+    )
+
+
+def next_resources(
+    current: ResourcesUpdate, resources: NamedResources, now: float, latest: ResourcesUpdate | None
+) -> ResourcesUpdate:
+    """The next version of a set of resources; `latest` is the most recently written set of all, if any."""
+    return current.model_copy(
+        update={
+            "resources": resources,
+            "version": current.version + 1,
+            "update_time": _write_time(now, latest),
+        }
+    )

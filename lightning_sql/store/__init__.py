@@ -1,0 +1,1 @@
+"""The store: its interface, and the implementations of it."""

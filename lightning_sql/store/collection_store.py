@@ -1,0 +1,753 @@
+"""The whole store over any `LightningCollections`: every write operation is one `execute`."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, TypeVar
+
+from typing_extensions import override
+
+from lightning_sql import lifecycle
+from lightning_sql.collections.protocols import AtomicLabel, LightningCollections
+from lightning_sql.collections.protocols import Collection as RecordCollection
+from lightning_sql.collections.tracking import store_method
+from lightning_sql.errors import InvalidRequestError, RecordNotFoundError
+from lightning_sql.filters import FilterOptions, SortOptions
+from lightning_sql.records import (
+    ROLLOUT_ACTIVE,
+    ROLLOUT_FINISHED,
+    UNSET,
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    EnqueueRolloutRequest,
+    NamedResources,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    Span,
+    Unset,
+    Worker,
+    WorkerStatus,
+)
+from lightning_sql.store.interface import (
+    FilterLogic,
+    LightningStore,
+    SortOrder,
+    SpanReceipt,
+    StoreCapabilities,
+    StoreStatistics,
+)
+from lightning_sql.store.spans import SpanImport
+from lightning_sql.store.transaction import (
+    LATEST,
+    StoreTransaction,
+    attempted,
+    latest_attempts,
+    rollout_or_error,
+)
+from lightning_sql.store.waiting import FinishWatcher
+from lightning_sql.store.watchdog import ScanGate
+
+__all__ = ["CollectionStore"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+POLL_SECONDS: Final = 0.1
+"""How often the database is asked whether another process finished a rollout that somebody here waits for."""
+
+ROLLOUT_LABELS: Final[tuple[AtomicLabel, ...]] = ("rollouts", "attempts", "workers", "rollout_queue")
+SPAN_LABELS: Final[tuple[AtomicLabel, ...]] = (
+    "rollouts",
+    "attempts",
+    "spans",
+    "rollout_queue",
+    "span_sequence_ids",
+)
+
+
+def _check_page(limit: int, offset: int) -> None:
+    if limit == 0 or limit < -1:
+        raise InvalidRequestError("limit must be -1 (unlimited) or at least 1")
+    if offset < 0:
+        raise InvalidRequestError("offset must be at least 0")
+
+
+def _sort(sort_by: str | None, sort_order: SortOrder) -> SortOptions | None:
+    return None if sort_by is None else {"name": sort_by, "order": sort_order}
+
+
+def _given(changes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if value is not UNSET}
+
+
+def _refuse_null(changes: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if name in changes and changes[name] is None:
+            raise InvalidRequestError(f"{name} cannot be null")
+
+
+class CollectionStore(LightningStore):
+    """A store that works step by step on collections, each operation in one transaction of theirs.
+
+    Over memory it is the reference; over SQL it proves the collections.
+
+    Args:
+        collections: where everything is kept; closed with the store if it can be.
+        scan_debounce_seconds: least time between two watchdog scans that calls trigger; 0 scans before every call.
+        clock: seconds of any origin, for the debounce only; records take their times from the collections.
+    """
+
+    def __init__(
+        self,
+        collections: LightningCollections,
+        *,
+        scan_debounce_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._collections = collections
+        self._started = time.monotonic()
+        self._gate = ScanGate(self.sweep, scan_debounce_seconds, clock)
+        self._watcher = FinishWatcher(self._find_finished, POLL_SECONDS)
+
+    @property
+    def collections(self) -> LightningCollections:
+        """Where everything is kept."""
+        return self._collections
+
+    @override
+    async def close(self) -> None:
+        await self._watcher.close()
+        await self._collections.close()
+
+    @override
+    async def release_waiters(self) -> None:
+        await self._watcher.close()
+
+    @property
+    @override
+    def capabilities(self) -> StoreCapabilities:
+        return {"thread_safe": False, "async_safe": True, "zero_copy": False, "otlp_traces": False}
+
+    @override
+    async def statistics(self) -> StoreStatistics:
+        async def count(collections: LightningCollections) -> StoreStatistics:
+            return {
+                "name": type(self).__name__,
+                "total_rollouts": await collections.rollouts.size(),
+                "total_attempts": await collections.attempts.size(),
+                "total_spans": await collections.spans.size(),
+                "total_resources": await collections.resources.size(),
+                "total_workers": await collections.workers.size(),
+                "uptime": time.monotonic() - self._started,
+            }
+
+        return await self._read("statistics", count)
+
+    @override
+    async def ping(self) -> None:
+        await self._collections.now()
+
+    async def _read(self, name: str, callback: Callable[[LightningCollections], Awaitable[R]]) -> R:
+        token = store_method.set((name, name))
+        try:
+            return await self._collections.execute(callback, mode="r", snapshot=True)
+        finally:
+            store_method.reset(token)
+
+    async def _write(
+        self, name: str, labels: Sequence[AtomicLabel], callback: Callable[[StoreTransaction], Awaitable[R]]
+    ) -> R:
+        finished: list[str] = []
+
+        async def run(collections: LightningCollections) -> R:
+            transaction = StoreTransaction(collections, await collections.now())
+            result = await callback(transaction)
+            finished[:] = transaction.finished
+            return result
+
+        token = store_method.set((name, name))
+        try:
+            result = await self._collections.execute(run, mode="rw", commit=True, labels=labels)
+        finally:
+            store_method.reset(token)
+        self._watcher.announce(finished)
+        return result
+
+    # Watchdog
+
+    @override
+    async def sweep(self) -> int:
+        overdue = await self._read("sweep", self._overdue)
+        if not overdue:
+            return 0
+
+        async def expire(transaction: StoreTransaction) -> int:
+            count = 0
+            for rollout, attempt, verdict in await self._overdue(transaction.collections):
+                expired = lifecycle.attempt_with_status(attempt, verdict, transaction.now)
+                await transaction.save_attempt(expired, latest=True, rollout=rollout, sync_worker=True)
+                count += 1
+            return count
+
+        return await self._write("sweep", ROLLOUT_LABELS, expire)
+
+    async def _overdue(self, collections: LightningCollections) -> list[tuple[Rollout, Attempt, AttemptStatus]]:
+        now = await collections.now()
+        active = await collections.rollouts.query({"status": {"within": sorted(ROLLOUT_ACTIVE)}})
+        limited = {
+            rollout.rollout_id: rollout
+            for rollout in active.items
+            if rollout.config.timeout_seconds is not None or rollout.config.unresponsive_seconds is not None
+        }
+        found: list[tuple[Rollout, Attempt, AttemptStatus]] = []
+        for rollout_id, attempt in (await latest_attempts(collections, limited)).items():
+            verdict = lifecycle.expired_status(limited[rollout_id], attempt, now)
+            if verdict is not None:
+                found.append((limited[rollout_id], attempt, verdict))
+        return found
+
+    # Rollouts
+
+    @override
+    async def start_rollout(
+        self,
+        input: Any,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        worker_id: str | None = None,
+    ) -> AttemptedRollout:
+        await self._gate.pass_through()
+        request = EnqueueRolloutRequest(
+            input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
+        )
+
+        async def start(transaction: StoreTransaction) -> AttemptedRollout:
+            [rollout] = await self._new_rollouts(transaction, [request], "preparing")
+            attempt = lifecycle.new_attempt(rollout.rollout_id, 1, worker_id, transaction.now)
+            await transaction.collections.attempts.insert([attempt])
+            await transaction.sync_worker(attempt)
+            return attempted(rollout, attempt)
+
+        return await self._write("start_rollout", ROLLOUT_LABELS, start)
+
+    @override
+    async def enqueue_rollout(
+        self,
+        input: Any,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Rollout:
+        request = EnqueueRolloutRequest(
+            input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
+        )
+        [rollout] = await self.enqueue_many_rollouts([request])
+        return rollout
+
+    @override
+    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+        await self._gate.pass_through()
+        if not rollouts:
+            return []
+
+        async def enqueue(transaction: StoreTransaction) -> Sequence[Rollout]:
+            created = await self._new_rollouts(transaction, rollouts, "queuing")
+            await transaction.collections.rollout_queue.enqueue([rollout.rollout_id for rollout in created])
+            return created
+
+        return await self._write("enqueue_many_rollouts", ("rollouts", "rollout_queue"), enqueue)
+
+    async def _new_rollouts(
+        self, transaction: StoreTransaction, requests: Sequence[EnqueueRolloutRequest], status: RolloutStatus
+    ) -> list[Rollout]:
+        latest: str | None = None
+        if any(request.resources_id is None for request in requests):
+            resources = await self._latest_resources(transaction.collections)
+            latest = None if resources is None else resources.resources_id
+        created = [
+            Rollout(
+                rollout_id=lifecycle.new_rollout_id(),
+                input=request.input,
+                start_time=transaction.now,
+                mode=request.mode,
+                resources_id=latest if request.resources_id is None else request.resources_id,
+                status=status,
+                config=RolloutConfig() if request.config is None else request.config.model_copy(deep=True),
+                metadata={} if request.metadata is None else request.metadata,
+            )
+            for request in requests
+        ]
+        await transaction.collections.rollouts.insert(created)
+        return created
+
+    @override
+    async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:
+        claimed = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id)
+        return claimed[0] if claimed else None
+
+    @override
+    async def dequeue_many_rollouts(
+        self, *, limit: int = 1, worker_id: str | None = None
+    ) -> Sequence[AttemptedRollout]:
+        await self._gate.pass_through()
+        if limit <= 0:
+            return []
+
+        async def claim(transaction: StoreTransaction) -> Sequence[AttemptedRollout]:
+            rollouts = await transaction.take_from_queue(limit)
+            claimed = await transaction.begin_attempts(rollouts, worker_id) if rollouts else []
+            if worker_id:
+                worker = await transaction.worker(worker_id)
+                worker = (
+                    lifecycle.worker_after_claim(worker, claimed[-1].attempt, transaction.now)
+                    if claimed
+                    else lifecycle.worker_after_empty_dequeue(worker, transaction.now)
+                )
+                await transaction.collections.workers.upsert([worker])
+            return claimed
+
+        return await self._write("dequeue_many_rollouts", ROLLOUT_LABELS, claim)
+
+    @override
+    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+        await self._gate.pass_through()
+
+        async def start(transaction: StoreTransaction) -> AttemptedRollout:
+            rollout = await rollout_or_error(transaction.collections, rollout_id)
+            [begun] = await transaction.begin_attempts([rollout], worker_id)
+            await transaction.sync_worker(begun.attempt)
+            return begun
+
+        return await self._write("start_attempt", ROLLOUT_LABELS, start)
+
+    @override
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Sequence[RolloutStatus] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+        status: Sequence[RolloutStatus] | None = None,
+        rollout_ids: Sequence[str] | None = None,
+    ) -> PaginatedResult[Rollout]:
+        _check_page(limit, offset)
+        await self._gate.pass_through()
+        filter_: FilterOptions = {
+            "status": {"within": status if status_in is None else status_in},
+            "rollout_id": {
+                "within": rollout_ids if rollout_id_in is None else rollout_id_in,
+                "contains": rollout_id_contains,
+            },
+            "_aggregate": filter_logic,
+        }
+
+        async def query(collections: LightningCollections) -> PaginatedResult[Rollout]:
+            page = await collections.rollouts.query(filter_, _sort(sort_by, sort_order), limit, offset)
+            return page.model_copy(update={"items": await self._with_attempts(collections, page.items)})
+
+        return await self._read("query_rollouts", query)
+
+    async def _with_attempts(self, collections: LightningCollections, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        latest = await latest_attempts(collections, [rollout.rollout_id for rollout in rollouts])
+        return [
+            attempted(rollout, latest[rollout.rollout_id]) if rollout.rollout_id in latest else rollout
+            for rollout in rollouts
+        ]
+
+    @override
+    async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
+        await self._gate.pass_through()
+
+        async def get(collections: LightningCollections) -> Rollout | None:
+            rollout = await collections.rollouts.get({"rollout_id": {"exact": rollout_id}})
+            return None if rollout is None else (await self._with_attempts(collections, [rollout]))[0]
+
+        return await self._read("get_rollout_by_id", get)
+
+    @override
+    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        await self._gate.pass_through()
+        known = await self._rollouts_by_id(rollout_ids)
+        pending = {rollout.rollout_id for rollout in known.values() if not lifecycle.is_finished(rollout.status)}
+        if pending and (timeout is None or timeout > 0):
+            await self._watcher.wait(pending, timeout)
+            known = await self._rollouts_by_id(rollout_ids)
+        finished = {id_ for id_, rollout in known.items() if lifecycle.is_finished(rollout.status)}
+        return [known[rollout_id] for rollout_id in rollout_ids if rollout_id in finished]
+
+    async def _rollouts_by_id(self, rollout_ids: Collection[str]) -> dict[str, Rollout]:
+        async def query(collections: LightningCollections) -> dict[str, Rollout]:
+            page = await collections.rollouts.query({"rollout_id": {"within": list(dict.fromkeys(rollout_ids))}})
+            return {rollout.rollout_id: rollout for rollout in page.items}
+
+        return await self._read("wait_for_rollouts", query)
+
+    async def _find_finished(self, rollout_ids: Collection[str]) -> Iterable[str]:
+        await self._gate.pass_through()
+
+        async def query(collections: LightningCollections) -> Iterable[str]:
+            page = await collections.rollouts.query(
+                {"rollout_id": {"within": rollout_ids}, "status": {"within": sorted(ROLLOUT_FINISHED)}}
+            )
+            return [rollout.rollout_id for rollout in page.items]
+
+        return await self._read("wait_for_rollouts", query)
+
+    @override
+    async def update_rollout(
+        self,
+        rollout_id: str,
+        input: Any = UNSET,
+        mode: RolloutMode | None | Unset = UNSET,
+        resources_id: str | None | Unset = UNSET,
+        status: RolloutStatus | Unset = UNSET,
+        config: RolloutConfig | Unset = UNSET,
+        metadata: dict[str, Any] | None | Unset = UNSET,
+    ) -> Rollout:
+        changes = _given(
+            {
+                "input": input,
+                "mode": mode,
+                "resources_id": resources_id,
+                "status": status,
+                "config": config,
+                "metadata": metadata,
+            }
+        )
+        _refuse_null(changes, ("status", "config"))
+        await self._gate.pass_through()
+
+        async def update(transaction: StoreTransaction) -> Rollout:
+            before = await rollout_or_error(transaction.collections, rollout_id)
+            if not changes:
+                return before
+            # Validated as a whole: what a caller gives in Python is no safer than what comes over the wire.
+            after = Rollout.model_validate(dict(before) | changes)
+            if "status" in changes:
+                after = lifecycle.rollout_with_status(after, after.status, transaction.now)
+            fields = [*changes, "end_time"] if "status" in changes else list(changes)
+            await transaction.save_rollouts([(before, after)], fields)
+            return after
+
+        return await self._write("update_rollout", ("rollouts", "rollout_queue"), update)
+
+    # Attempts
+
+    @override
+    async def query_attempts(
+        self,
+        rollout_id: str,
+        *,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Attempt]:
+        _check_page(limit, offset)
+        await self._gate.pass_through()
+        return await self._page(
+            "query_attempts",
+            lambda collections: collections.attempts,
+            {"rollout_id": {"exact": rollout_id}},
+            _sort(sort_by, sort_order),
+            limit,
+            offset,
+        )
+
+    async def _page(
+        self,
+        name: str,
+        collection: Callable[[LightningCollections], RecordCollection[Any]],
+        filter_: FilterOptions,
+        sort: SortOptions | None,
+        limit: int,
+        offset: int,
+    ) -> PaginatedResult[Any]:
+        async def query(collections: LightningCollections) -> PaginatedResult[Any]:
+            return await collection(collections).query(filter_, sort, limit, offset)
+
+        return await self._read(name, query)
+
+    @override
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        await self._gate.pass_through()
+
+        async def get(collections: LightningCollections) -> Attempt | None:
+            return (await latest_attempts(collections, [rollout_id])).get(rollout_id)
+
+        return await self._read("get_latest_attempt", get)
+
+    @override
+    async def update_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        status: AttemptStatus | Unset = UNSET,
+        worker_id: str | Unset = UNSET,
+        last_heartbeat_time: float | Unset = UNSET,
+        metadata: dict[str, Any] | Unset = UNSET,
+    ) -> Attempt:
+        changes = _given(
+            {
+                "status": status,
+                "worker_id": worker_id,
+                "last_heartbeat_time": last_heartbeat_time,
+                "metadata": metadata,
+            }
+        )
+        _refuse_null(changes, changes)
+        await self._gate.pass_through()
+
+        async def update(transaction: StoreTransaction) -> Attempt:
+            rollout = await rollout_or_error(transaction.collections, rollout_id)
+            latest = (await latest_attempts(transaction.collections, [rollout_id])).get(rollout_id)
+            before = latest
+            if attempt_id != LATEST and (latest is None or latest.attempt_id != attempt_id):
+                before = await transaction.collections.attempts.get(
+                    {"rollout_id": {"exact": rollout_id}, "attempt_id": {"exact": attempt_id}}
+                )
+            if before is None or latest is None:
+                raise RecordNotFoundError(f"there is no attempt {attempt_id!r:.200} of rollout {rollout_id!r:.200}")
+            after = Attempt.model_validate(dict(before) | changes)
+            if "status" in changes:
+                after = lifecycle.attempt_with_status(after, after.status, transaction.now)
+            await transaction.save_attempt(
+                after,
+                latest=after.attempt_id == latest.attempt_id,
+                rollout=rollout,
+                sync_worker=bool(changes.get("worker_id")) or "status" in changes,
+            )
+            return after
+
+        return await self._write("update_attempt", ROLLOUT_LABELS, update)
+
+    # Spans
+
+    @override
+    async def add_span(self, span: Span) -> Span | None:
+        stored = await self._store_spans("add_span", [span])
+        return stored[0] if stored else None
+
+    @override
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        return await self._store_spans("add_many_spans", spans)
+
+    async def _store_spans(self, name: str, spans: Sequence[Span]) -> Sequence[Span]:
+        if not spans:
+            return []
+
+        async def store(transaction: StoreTransaction) -> Sequence[Span]:
+            work = await SpanImport.prepare(transaction, spans)
+            if work.rejected:
+                missing = work.rejected[0]
+                raise RecordNotFoundError(
+                    f"there is no attempt {missing.attempt_id!r:.200} of a rollout {missing.rollout_id!r:.200}"
+                )
+            return await work.store()
+
+        return await self._write(name, SPAN_LABELS, store)
+
+    @override
+    async def import_spans(self, spans: Sequence[Span], *, unnumbered: AbstractSet[int] = frozenset()) -> SpanReceipt:
+        if not spans:
+            return SpanReceipt(stored=[], duplicates=0, rejected=[])
+
+        async def store(transaction: StoreTransaction) -> SpanReceipt:
+            work = await SpanImport.prepare(transaction, spans, unnumbered)
+            return SpanReceipt(stored=await work.store(), duplicates=work.duplicates, rejected=work.rejected)
+
+        return await self._write("import_spans", SPAN_LABELS, store)
+
+    @override
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        limit: int = -1,
+        offset: int = 0,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+    ) -> PaginatedResult[Span]:
+        _check_page(limit, offset)
+        await self._gate.pass_through()
+
+        async def query(collections: LightningCollections) -> PaginatedResult[Span]:
+            must: dict[str, Any] = {"rollout_id": {"exact": rollout_id}}
+            if attempt_id == LATEST:
+                latest = (await latest_attempts(collections, [rollout_id])).get(rollout_id)
+                # Without an attempt there is no span either, so the empty set is the right one to look in.
+                must["attempt_id"] = {"within": [] if latest is None else [latest.attempt_id]}
+            elif attempt_id is not None:
+                must["attempt_id"] = {"exact": attempt_id}
+            filter_: FilterOptions = {
+                "trace_id": {"exact": trace_id, "contains": trace_id_contains},
+                "span_id": {"exact": span_id, "contains": span_id_contains},
+                "parent_id": {"exact": parent_id, "contains": parent_id_contains},
+                "name": {"exact": name, "contains": name_contains},
+                "_aggregate": filter_logic,
+                "_must": must,
+            }
+            return await collections.spans.query(filter_, _sort(sort_by, sort_order), limit, offset)
+
+        return await self._read("query_spans", query)
+
+    @override
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        [number] = await self.get_many_span_sequence_ids([(rollout_id, attempt_id)])
+        return number
+
+    @override
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
+        wanted = Counter(rollout_id for rollout_id, _ in rollout_attempt_ids)
+        if not wanted:
+            return []
+
+        async def issue(transaction: StoreTransaction) -> Sequence[int]:
+            counters = transaction.collections.span_sequence_ids
+            following = {
+                rollout_id: await counters.inc(rollout_id, count) - count for rollout_id, count in wanted.items()
+            }
+            numbers: list[int] = []
+            for rollout_id, _ in rollout_attempt_ids:
+                following[rollout_id] += 1
+                numbers.append(following[rollout_id])
+            return numbers
+
+        return await self._write("get_many_span_sequence_ids", ("span_sequence_ids",), issue)
+
+    # Resources
+
+    @override
+    async def query_resources(
+        self,
+        *,
+        resources_id: str | None = None,
+        resources_id_contains: str | None = None,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[ResourcesUpdate]:
+        _check_page(limit, offset)
+        return await self._page(
+            "query_resources",
+            lambda collections: collections.resources,
+            {"resources_id": {"exact": resources_id, "contains": resources_id_contains}},
+            _sort(sort_by, sort_order),
+            limit,
+            offset,
+        )
+
+    async def _latest_resources(self, collections: LightningCollections) -> ResourcesUpdate | None:
+        return await collections.resources.get(sort={"name": "update_time", "order": "desc"})
+
+    @override
+    async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
+        return await self._write_resources("add_resources", lifecycle.new_resources_id(), resources)
+
+    @override
+    async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+        await self._gate.pass_through()
+        return await self._write_resources("update_resources", resources_id, resources)
+
+    async def _write_resources(self, name: str, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+        async def write(transaction: StoreTransaction) -> ResourcesUpdate:
+            collections = transaction.collections
+            latest = await self._latest_resources(collections)
+            current = await collections.resources.get({"resources_id": {"exact": resources_id}})
+            written = (
+                lifecycle.new_resources(resources_id, resources, transaction.now, latest)
+                if current is None
+                else lifecycle.next_resources(current, resources, transaction.now, latest)
+            )
+            await collections.resources.upsert([written])
+            return written
+
+        return await self._write(name, ("resources",), write)
+
+    @override
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+        async def get(collections: LightningCollections) -> ResourcesUpdate | None:
+            return await collections.resources.get({"resources_id": {"exact": resources_id}})
+
+        return await self._read("get_resources_by_id", get)
+
+    @override
+    async def get_latest_resources(self) -> ResourcesUpdate | None:
+        return await self._read("get_latest_resources", self._latest_resources)
+
+    # Workers
+
+    @override
+    async def query_workers(
+        self,
+        *,
+        status_in: Sequence[WorkerStatus] | None = None,
+        worker_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Worker]:
+        _check_page(limit, offset)
+        await self._gate.pass_through()
+        return await self._page(
+            "query_workers",
+            lambda collections: collections.workers,
+            {
+                "status": {"within": status_in},
+                "worker_id": {"contains": worker_id_contains},
+                "_aggregate": filter_logic,
+            },
+            _sort(sort_by, sort_order),
+            limit,
+            offset,
+        )
+
+    @override
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        async def get(collections: LightningCollections) -> Worker | None:
+            return await collections.workers.get({"worker_id": {"exact": worker_id}})
+
+        return await self._read("get_worker_by_id", get)
+
+    @override
+    async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
+        if heartbeat_stats is None:  # pyright: ignore[reportUnnecessaryComparison] - callers need not be typed
+            raise TypeError("heartbeat_stats cannot be null")
+        stats = None if heartbeat_stats is UNSET else heartbeat_stats
+
+        async def beat(transaction: StoreTransaction) -> Worker:
+            worker = await transaction.worker(worker_id)
+            beaten = lifecycle.worker_after_heartbeat(worker, transaction.now, stats)
+            await transaction.collections.workers.upsert([beaten])
+            return beaten
+
+        return await self._write("update_worker", ("workers",), beat)

@@ -1,0 +1,106 @@
+"""From a database URL to a store, and to the schema below it.
+
+Database modules are imported only when a database is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from lightning_sql.collections.protocols import LightningCollections
+from lightning_sql.errors import ConfigurationError
+from lightning_sql.store.collection_store import CollectionStore
+
+if TYPE_CHECKING:
+    from lightning_sql.database.migrate import Migrations
+    from lightning_sql.store.interface import LightningStore
+
+__all__ = ["MEMORY_URL", "check_database_url", "is_memory", "migrations_of", "open_store", "prepare_database"]
+
+MEMORY_URL: Final = "memory://"
+
+
+def is_memory(database_url: str) -> bool:
+    """Whether the URL asks for the memory backend, as SQLite's own names for a database in memory do."""
+    return database_url in (MEMORY_URL, "sqlite://", "sqlite:///:memory:", "sqlite+aiosqlite:///:memory:")
+
+
+def check_database_url(database_url: str) -> None:
+    """Check a database URL without connecting.
+
+    Raises:
+        ConfigurationError: it is none, or its parameters are unknown.
+    """
+    if not is_memory(database_url):
+        from lightning_sql.database.engine import Database
+
+        Database(database_url)
+
+
+def migrations_of(database_url: str) -> Migrations:
+    """The schema of a database: `upgrade`, `downgrade`, `current`, `check`.
+
+    Raises:
+        ConfigurationError: not a database URL, or the memory backend, which has no schema.
+    """
+    if is_memory(database_url):
+        raise ConfigurationError("the memory backend has no schema to migrate")
+    from lightning_sql.database.migrate import Migrations
+
+    return Migrations(database_url)
+
+
+async def prepare_database(database_url: str, *, migrate: bool = False) -> None:
+    """Make a database ready to serve: create its schema, or upgrade it where that is allowed.
+
+    An empty database and an SQLite file (after a copy of it) are brought up to date by themselves;
+    an old PostgreSQL schema only with `migrate`.
+
+    Raises:
+        ConfigurationError: not a database URL.
+        SchemaOutdatedError: the schema is old, or newer than this release.
+        DatabaseUnavailableError: the database cannot be reached.
+    """
+    if not is_memory(database_url):
+        await migrations_of(database_url).prepare(migrate=migrate)
+
+
+def _collections(database_url: str, partition: str, clock: Callable[[], float] | None) -> LightningCollections:
+    if is_memory(database_url):
+        from lightning_sql.collections.memory import MemoryCollections
+
+        return MemoryCollections(clock=time.time if clock is None else clock)
+    from lightning_sql.collections.sql import SqlCollections
+    from lightning_sql.database.engine import Database
+
+    return SqlCollections(Database(database_url), partition=partition, clock=clock)
+
+
+async def open_store(
+    database_url: str,
+    *,
+    partition: str = "default",
+    scan_debounce_seconds: float = 10.0,
+    clock: Callable[[], float] | None = None,
+) -> LightningStore:
+    """Open a store on a database that is prepared, creating the schema of an empty one.
+
+    Args:
+        database_url: `sqlite:///file`, `postgresql://host/name` or `memory://`.
+        partition: one training run, or one tenant; stores of different partitions see nothing of each other.
+        scan_debounce_seconds: least time between two watchdog scans that calls trigger.
+        clock: seconds since the epoch, for tests; by default that of the database or the process.
+
+    Raises:
+        ConfigurationError: not a database URL.
+        SchemaOutdatedError: the schema is not the one that this release needs.
+        DatabaseUnavailableError: the database cannot be reached.
+    """
+    await prepare_database(database_url)
+    return CollectionStore(
+        _collections(database_url, partition, clock),
+        scan_debounce_seconds=scan_debounce_seconds,
+        clock=time.monotonic if clock is None else clock,
+    )
