@@ -19,14 +19,14 @@ from lightning_sql.database import schema
 from lightning_sql.database.engine import Database
 from lightning_sql.errors import ConfigurationError, SchemaOutdatedError
 
-__all__ = ["Migrations"]
+__all__ = ["Migrations", "scripts"]
 
 R = TypeVar("R")
 
 UPGRADE_COMMAND: Final = "lightning-sql migrate up"
 
 
-def _scripts() -> Path:
+def scripts() -> Path:
     """The migrations: inside the wheel beside the library's modules, in a checkout beside its folder."""
     library = Path(__file__).resolve().parent.parent
     shipped = library / "_migrations"
@@ -43,7 +43,7 @@ class Migrations:
     def __init__(self, database_url: str) -> None:
         self._database = Database(database_url, reflection=True)
         self._config = Config()
-        self._config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
+        self._config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
         self._config.set_main_option("path_separator", "os")
         self._tree = ScriptDirectory.from_config(self._config)
 
@@ -51,6 +51,10 @@ class Migrations:
     def head(self) -> str:
         """The revision that this release needs."""
         return self._tree.get_heads()[0]
+
+    def revisions(self) -> list[str]:
+        """Every revision that this release knows, the first one first."""
+        return [script.revision for script in self._tree.walk_revisions()][::-1]
 
     async def current(self) -> str | None:
         """The revision of the database; None when it has no schema of ours."""

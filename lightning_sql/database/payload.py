@@ -20,12 +20,22 @@ from pydantic_core import to_jsonable_python
 
 from lightning_sql.errors import UnstorableValueError
 
-__all__ = ["NESTING_LIMIT", "decode_json", "decode_text", "encode_json", "encode_text", "needle_forms"]
+__all__ = [
+    "ESCAPE_MARK",
+    "NESTING_LIMIT",
+    "decode_json",
+    "decode_text",
+    "encode_json",
+    "encode_text",
+    "is_escaped",
+    "needle_forms",
+]
 
 NESTING_LIMIT: Final = 500
 """Deepest nesting of lists and objects in a payload."""
 
-_MARK: Final = "\x1a"
+ESCAPE_MARK: Final = "\x1a"
+"""What every escaped text begins with."""
 _JSON_MARK: Final = "\\u001a"
 _NEEDS_ESCAPE: Final = re.compile("\x00|[\ud800-\udfff]")
 _ESCAPED: Final = re.compile("[\x00-\x10\x1a\ud800-\udfff]")
@@ -35,7 +45,7 @@ _NON_FINITE: Final = {"\x1aNaN": math.nan, "\x1aInfinity": math.inf, "\x1a-Infin
 
 def _digits(match: re.Match[str]) -> str:
     point = ord(match.group())
-    return _MARK + "".join(chr(1 + (point >> shift & 15)) for shift in (12, 8, 4, 0))
+    return ESCAPE_MARK + "".join(chr(1 + (point >> shift & 15)) for shift in (12, 8, 4, 0))
 
 
 def _character(match: re.Match[str]) -> str:
@@ -47,48 +57,75 @@ def _character(match: re.Match[str]) -> str:
 
 def encode_text(text: str) -> str:
     """The text as a text column holds it."""
-    if text.startswith(_MARK) or _NEEDS_ESCAPE.search(text):
-        return _MARK + _ESCAPED.sub(_digits, text)
+    if text.startswith(ESCAPE_MARK) or _NEEDS_ESCAPE.search(text):
+        return ESCAPE_MARK + _ESCAPED.sub(_digits, text)
     return text
 
 
 def decode_text(text: str) -> str:
     """The text that `encode_text` was given."""
-    return _CODE.sub(_character, text[1:]) if text.startswith(_MARK) else text
+    return _CODE.sub(_character, text[1:]) if is_escaped(text) else text
 
 
-def needle_forms(needle: str) -> list[str]:
-    """What to look for in stored texts when looking for a substring: as it is, and as escaped texts would hold it."""
-    escaped = _ESCAPED.sub(_digits, needle)
-    # What needs an escape cannot stand in a text without one, and most drivers could not even ask for it.
-    return [escaped] if _NEEDS_ESCAPE.search(needle) else list(dict.fromkeys([needle, escaped]))
+def needle_forms(needle: str) -> tuple[str | None, str]:
+    """What to look for when looking for a substring: in plain stored texts, and in escaped ones (`is_escaped`).
+
+    None where it cannot be: a plain text holds nothing that needs an escape.
+    """
+    return None if _NEEDS_ESCAPE.search(needle) else needle, _ESCAPED.sub(_digits, needle)
 
 
-def _escape(value: Any, depth: int) -> Any:
-    if depth > NESTING_LIMIT:
-        raise UnstorableValueError(f"the payload is nested deeper than {NESTING_LIMIT} levels")
+def is_escaped(stored: str) -> bool:
+    """Whether a stored text is escaped."""
+    return stored.startswith(ESCAPE_MARK)
+
+
+def _rebuilt(value: Any, leaf: Callable[[Any], Any], name: Callable[[str], str]) -> Any:
+    """A copy of a JSON value with every leaf and every name of a member replaced.
+
+    Without recursion: how deep a payload may be must not depend on how deep the caller's stack is.
+    """
+    result: list[Any] = [None]
+    pending: list[tuple[Any, Any, Any, int]] = [(value, result, 0, 0)]
+    while pending:
+        source, target, place, depth = pending.pop()
+        if not isinstance(source, dict | list | tuple):
+            target[place] = leaf(source)
+            continue
+        if depth >= NESTING_LIMIT:
+            raise UnstorableValueError(f"the payload is nested deeper than {NESTING_LIMIT} levels")
+        if isinstance(source, dict):
+            members = [(name(k) if isinstance(k, str) else k, v) for k, v in cast(dict[Any, Any], source).items()]
+            target[place] = built = dict.fromkeys(k for k, _ in members)
+        else:
+            members = list(enumerate(cast(list[Any], source)))
+            target[place] = built = [None] * len(members)
+        pending.extend((item, built, k, depth + 1) for k, item in members)
+    return result[0]
+
+
+def _escape_leaf(value: Any) -> Any:
     if isinstance(value, str):
         return encode_text(value)
     if isinstance(value, float) and not math.isfinite(value):
-        return _MARK + ("NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity")
-    if isinstance(value, dict):
-        items = cast(dict[Any, Any], value).items()
-        return {encode_text(k) if isinstance(k, str) else k: _escape(v, depth + 1) for k, v in items}
-    if isinstance(value, list | tuple):
-        return [_escape(item, depth + 1) for item in cast(list[Any], value)]
+        return ESCAPE_MARK + ("NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity")
     if value is None or isinstance(value, int | float):
         return value
-    return _escape(to_jsonable_python(value, inf_nan_mode="constants"), depth)
+    return _escape(to_jsonable_python(value, inf_nan_mode="constants"))
+
+
+def _unescape_leaf(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(ESCAPE_MARK):
+        return _NON_FINITE.get(value, decode_text(value))
+    return value
+
+
+def _escape(value: Any) -> Any:
+    return _rebuilt(value, _escape_leaf, encode_text)
 
 
 def _unescape(value: Any) -> Any:
-    if isinstance(value, str):
-        return _NON_FINITE.get(value, decode_text(value)) if value.startswith(_MARK) else value
-    if isinstance(value, dict):
-        return {decode_text(key): _unescape(item) for key, item in cast(dict[str, Any], value).items()}
-    if isinstance(value, list):
-        return [_unescape(item) for item in cast(list[Any], value)]
-    return value
+    return _rebuilt(value, _unescape_leaf, decode_text)
 
 
 _dump: Final[Callable[[Any], str]] = json.JSONEncoder(
@@ -111,9 +148,9 @@ def encode_json(value: Any) -> str:
         try:
             text = _dump(value)
             if _JSON_MARK in text or "\\u0000" in text or _NEEDS_ESCAPE.search(text) or _too_deep(text):
-                text = _dump(_escape(value, 0))
+                text = _dump(_escape(value))
         except (ValueError, TypeError):  # a non-finite float, or something that is no JSON yet
-            text = _dump(_escape(value, 0))
+            text = _dump(_escape(value))
     except RecursionError:
         raise UnstorableValueError(f"the payload is nested deeper than {NESTING_LIMIT} levels") from None
     except (ValueError, TypeError) as error:

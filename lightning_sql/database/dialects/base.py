@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol, Self
 
-from sqlalchemy import ColumnElement, Executable, Table
+from sqlalchemy import ColumnElement, Executable, Table, and_, not_, or_
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from lightning_sql.database.payload import ESCAPE_MARK, needle_forms
 from lightning_sql.fields import FieldKind
 
 __all__ = ["Dialect", "EnginePair", "Failure", "UpsertStatement"]
@@ -118,8 +119,19 @@ class Dialect(ABC):
         """The greater of two numbers, neither of them NULL."""
 
     @abstractmethod
+    def position(self, column: ColumnElement[Any], text: str) -> ColumnElement[int]:
+        """Where a stored text contains another one, literally and case-sensitively: from 1 on, or 0."""
+
     def contains(self, column: ColumnElement[Any], needle: str) -> ColumnElement[bool]:
-        """Whether a text column contains the needle: literally, case-sensitively."""
+        """Whether a text column contains the needle, whatever the two of them hold."""
+        plain, escaped = needle_forms(needle)
+        if plain is not None and plain == escaped:
+            return self.position(column, plain) > 0
+        marked = self.position(column, ESCAPE_MARK) == 1
+        in_escaped = and_(marked, self.position(column, escaped) > 0)
+        if plain is None:
+            return in_escaped
+        return or_(in_escaped, and_(not_(marked), self.position(column, plain) > 0))
 
     @abstractmethod
     def within(self, column: ColumnElement[Any], values: Sequence[Any], kind: FieldKind) -> ColumnElement[bool]:

@@ -17,7 +17,6 @@ from sqlalchemy import (
     extract,
     func,
     literal,
-    or_,
     select,
 )
 from sqlalchemy import cast as sql_cast
@@ -29,7 +28,6 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from typing_extensions import override
 
 from lightning_sql.database.dialects.base import Dialect, EnginePair, Failure, UpsertStatement
-from lightning_sql.database.payload import needle_forms
 from lightning_sql.database.types import COLUMN_TYPES
 from lightning_sql.errors import ConfigurationError
 from lightning_sql.fields import FieldKind
@@ -150,8 +148,8 @@ class PostgreSQL(Dialect):
         return func.greatest(left, right)
 
     @override
-    def contains(self, column: ColumnElement[Any], needle: str) -> ColumnElement[bool]:
-        return or_(*(func.strpos(column, literal(form, Text)) > 0 for form in needle_forms(needle)))
+    def position(self, column: ColumnElement[Any], text: str) -> ColumnElement[int]:
+        return func.strpos(column, literal(text, Text))
 
     @override
     def within(self, column: ColumnElement[Any], values: Sequence[Any], kind: FieldKind) -> ColumnElement[bool]:

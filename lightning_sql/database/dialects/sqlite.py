@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, cast
 
-from sqlalchemy import ColumnElement, Executable, Table, Text, event, func, literal, or_, select
+from sqlalchemy import ColumnElement, Executable, Table, Text, event, func, literal, select
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -20,7 +20,7 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool
 from typing_extensions import override
 
 from lightning_sql.database.dialects.base import Dialect, EnginePair, Failure, UpsertStatement
-from lightning_sql.database.payload import encode_text, needle_forms
+from lightning_sql.database.payload import encode_text
 from lightning_sql.errors import ConfigurationError, TransactionConflictError
 from lightning_sql.fields import FieldKind
 
@@ -173,8 +173,8 @@ class SQLite(Dialect):
         return func.max(left, right)
 
     @override
-    def contains(self, column: ColumnElement[Any], needle: str) -> ColumnElement[bool]:
-        return or_(*(func.instr(column, literal(form, Text)) > 0 for form in needle_forms(needle)))
+    def position(self, column: ColumnElement[Any], text: str) -> ColumnElement[int]:
+        return func.instr(column, literal(text, Text))
 
     @override
     def within(self, column: ColumnElement[Any], values: Sequence[Any], kind: FieldKind) -> ColumnElement[bool]:
