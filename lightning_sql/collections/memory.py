@@ -40,6 +40,7 @@ from lightning_sql.filters import (
     page_of,
     sort_items,
 )
+from lightning_sql.jsonable import copied
 from lightning_sql.records import Attempt, PaginatedResult, ResourcesUpdate, Rollout, Span, Worker
 
 __all__ = ["MemoryCollection", "MemoryCollections", "MemoryKeyValue", "MemoryQueue"]
@@ -206,7 +207,7 @@ class MemoryCollection(_Container[_Table[T]], Collection[T]):
     ) -> PaginatedResult[T]:
         async with self.tracking_context("query", self.collection_name):
             found = self._find(filter, sort)
-            items = [item.model_copy(deep=True) for item in page_of(found, limit, offset)]
+            items = [copied(item) for item in page_of(found, limit, offset)]
             return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=len(found))
 
     @override
@@ -217,7 +218,7 @@ class MemoryCollection(_Container[_Table[T]], Collection[T]):
     ) -> T | None:
         async with self.tracking_context("get", self.collection_name):
             found = self._find(filter, sort)
-            return found[0].model_copy(deep=True) if found else None
+            return copied(found[0]) if found else None
 
     def _find(self, options: FilterOptions | None, sort: SortOptions | None) -> list[T]:
         filter_ = normalize_filter(options)
@@ -259,7 +260,7 @@ class MemoryCollection(_Container[_Table[T]], Collection[T]):
                 key = checks.key_of(item, self._primary_keys)
                 if key not in self._state.items:
                     self._state.put(key, self._own(item), journal)
-                    results.append(item.model_copy(deep=True))
+                    results.append(copied(item))
                 else:
                     results.append(self._update(item, fields, journal))
             return results
@@ -272,7 +273,7 @@ class MemoryCollection(_Container[_Table[T]], Collection[T]):
         given = self._own(item)
         merged = given if fields is None else current.model_copy(update={name: getattr(given, name) for name in fields})
         self._state.put(key, merged, journal)
-        return merged.model_copy(deep=True)
+        return copied(merged)
 
     @override
     async def delete(self, items: Sequence[T]) -> None:
@@ -285,7 +286,7 @@ class MemoryCollection(_Container[_Table[T]], Collection[T]):
                 self._state.remove(key, journal)
 
     def _own(self, item: T) -> T:
-        return checks.project(item, self._item_type).model_copy(deep=True)
+        return copied(checks.project(item, self._item_type))
 
 
 class _Entries(Generic[Q]):
@@ -328,7 +329,7 @@ class MemoryQueue(_Container[_Entries[Q]], Queue[Q]):
         self._journal = None
         self._lock = lock or asyncio.Lock()
         for item in checks.check_items(items, item_type):
-            self._state.append(_copied(item), [])
+            self._state.append(_snapshot(item), [])
 
     @override
     def item_type(self) -> type[Q]:
@@ -345,7 +346,7 @@ class MemoryQueue(_Container[_Entries[Q]], Queue[Q]):
         checked = checks.check_items(items, self._item_type)
         async with self.tracking_context("enqueue", self.collection_name), self._writing() as journal:
             for item in checked:
-                self._state.append(_copied(item), journal)
+                self._state.append(_snapshot(item), journal)
             return items
 
     @override
@@ -356,7 +357,7 @@ class MemoryQueue(_Container[_Entries[Q]], Queue[Q]):
     @override
     async def peek(self, limit: int = 1) -> Sequence[Q]:
         async with self.tracking_context("peek", self.collection_name):
-            return [_copied(self._state.entries[number]) for number in self._first(limit)]
+            return [_snapshot(self._state.entries[number]) for number in self._first(limit)]
 
     def _first(self, limit: int) -> list[int]:
         return [number for number, _ in zip(self._state.entries, range(limit), strict=False)]
@@ -397,12 +398,12 @@ class MemoryKeyValue(_Container[dict[K, V]], KeyValue[K, V]):
     @override
     async def get(self, key: K, default: V | None = None) -> V | None:
         async with self.tracking_context("get", self.collection_name):
-            return _copied(self._state.get(key, default))
+            return _snapshot(self._state.get(key, default))
 
     @override
     async def set(self, key: K, value: V) -> None:
         async with self.tracking_context("set", self.collection_name), self._writing() as journal:
-            self._put(key, _copied(value), journal)
+            self._put(key, _snapshot(value), journal)
 
     @override
     async def inc(self, key: K, amount: V) -> V:
@@ -445,7 +446,7 @@ def _fitting(value: float) -> int | float:
     return value
 
 
-def _copied(value: Q) -> Q:
+def _snapshot(value: Q) -> Q:
     return value if isinstance(value, str | int | float | None) else copy.deepcopy(value)
 
 

@@ -14,15 +14,15 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
 
 from lightning_sql.errors import UnstorableValueError
+from lightning_sql.jsonable import NESTING_LIMIT, TOO_DEEP, rebuilt
 
 __all__ = [
     "ESCAPE_MARK",
-    "NESTING_LIMIT",
     "decode_json",
     "decode_text",
     "encode_json",
@@ -30,9 +30,6 @@ __all__ = [
     "is_escaped",
     "needle_forms",
 ]
-
-NESTING_LIMIT: Final = 500
-"""Deepest nesting of lists and objects in a payload."""
 
 ESCAPE_MARK: Final = "\x1a"
 """What every escaped text begins with."""
@@ -80,30 +77,6 @@ def is_escaped(stored: str) -> bool:
     return stored.startswith(ESCAPE_MARK)
 
 
-def _rebuilt(value: Any, leaf: Callable[[Any], Any], name: Callable[[str], str]) -> Any:
-    """A copy of a JSON value with every leaf and every name of a member replaced.
-
-    Without recursion: how deep a payload may be must not depend on how deep the caller's stack is.
-    """
-    result: list[Any] = [None]
-    pending: list[tuple[Any, Any, Any, int]] = [(value, result, 0, 0)]
-    while pending:
-        source, target, place, depth = pending.pop()
-        if not isinstance(source, dict | list | tuple):
-            target[place] = leaf(source)
-            continue
-        if depth >= NESTING_LIMIT:
-            raise UnstorableValueError(f"the payload is nested deeper than {NESTING_LIMIT} levels")
-        if isinstance(source, dict):
-            members = [(name(k) if isinstance(k, str) else k, v) for k, v in cast(dict[Any, Any], source).items()]
-            target[place] = built = dict.fromkeys(k for k, _ in members)
-        else:
-            members = list(enumerate(cast(list[Any], source)))
-            target[place] = built = [None] * len(members)
-        pending.extend((item, built, k, depth + 1) for k, item in members)
-    return result[0]
-
-
 def _escape_leaf(value: Any) -> Any:
     if isinstance(value, str):
         return encode_text(value)
@@ -121,11 +94,11 @@ def _unescape_leaf(value: Any) -> Any:
 
 
 def _escape(value: Any) -> Any:
-    return _rebuilt(value, _escape_leaf, encode_text)
+    return rebuilt(value, _escape_leaf, encode_text)
 
 
 def _unescape(value: Any) -> Any:
-    return _rebuilt(value, _unescape_leaf, decode_text)
+    return rebuilt(value, _unescape_leaf, decode_text)
 
 
 _dump: Final[Callable[[Any], str]] = json.JSONEncoder(
@@ -152,7 +125,7 @@ def encode_json(value: Any) -> str:
         except (ValueError, TypeError):  # a non-finite float, or something that is no JSON yet
             text = _dump(_escape(value))
     except RecursionError:
-        raise UnstorableValueError(f"the payload is nested deeper than {NESTING_LIMIT} levels") from None
+        raise UnstorableValueError(TOO_DEEP) from None
     except (ValueError, TypeError) as error:
         if isinstance(error, UnstorableValueError):
             raise

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_sql.database.payload import (
-    NESTING_LIMIT,
     decode_json,
     decode_text,
     encode_json,
@@ -19,6 +18,7 @@ from lightning_sql.database.payload import (
     needle_forms,
 )
 from lightning_sql.errors import UnstorableValueError
+from lightning_sql.jsonable import NESTING_LIMIT
 
 ODD = st.characters(codec=None, categories=None) | st.sampled_from("\x00\x01\x0a\x10\x1a\ud800\udfff")
 TEXT = st.text(ODD, max_size=12) | st.text(ODD, max_size=12).map("\x1a".__add__)
