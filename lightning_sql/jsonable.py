@@ -52,14 +52,11 @@ def _copied_leaf(value: Any) -> Any:
     return copied(value) if isinstance(value, BaseModel) else value
 
 
-def _copied_value(value: Any) -> Any:
-    return rebuilt(value, _copied_leaf) if isinstance(value, dict | list | tuple) else _copied_leaf(value)
-
-
 def copied(item: M) -> M:
     """A deep copy of a record.
 
     Raises:
         UnstorableValueError: a payload of it is nested too deep.
     """
-    return item.model_copy(update={name: _copied_value(value) for name, value in item})
+    shared = {name: value for name, value in item if isinstance(value, dict | list | tuple | BaseModel)}
+    return item.model_copy(update={name: rebuilt(value, _copied_leaf) for name, value in shared.items()})

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
@@ -56,6 +57,20 @@ class CommitUnknownError(DatabaseUnavailableError):
     """The connection broke during COMMIT: whether the transaction took place is unknown."""
 
 
+@dataclass(slots=True, weakref_slot=True)
+class _OfLoop:
+    """What belongs to one event loop: its engines, and the transactions that run on it."""
+
+    engines: EnginePair
+    running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    # Retrieved, so that the error of a call whose caller has gone is not reported as lost.
+    if not task.cancelled():
+        task.exception()
+
+
 class Database:
     """One database, for any number of event loops; an engine for each, made when first used.
 
@@ -70,8 +85,7 @@ class Database:
     def __init__(self, database_url: str, *, reflection: bool = False) -> None:
         self.url = parse_url(database_url)
         self.dialect: Dialect = dialect_of(self.url)
-        self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, EnginePair] = WeakKeyDictionary()
-        self._running: set[asyncio.Task[Any]] = set()
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
         self._reflection = reflection
         # Engines connect lazily, so this only checks the parameters of the URL.
         self.dialect.engines(self.url)
@@ -79,20 +93,23 @@ class Database:
     def __repr__(self) -> str:
         return f"<Database {self.url.render_as_string(hide_password=True)}>"
 
-    def _pair(self) -> EnginePair:
+    def _here(self) -> _OfLoop:
         loop = asyncio.get_running_loop()
-        pair = self._engines.get(loop)
-        if pair is None:
-            pair = self._engines[loop] = self.dialect.engines(self.url, reflection=self._reflection)
-        return pair
+        here = self._loops.get(loop)
+        if here is None:
+            here = self._loops[loop] = _OfLoop(self.dialect.engines(self.url, reflection=self._reflection))
+        return here
 
     async def close(self) -> None:
         """Wait for what is still running on this event loop and close its connections."""
-        while self._running:
-            await asyncio.wait(list(self._running))
-        pair = self._engines.pop(asyncio.get_running_loop(), None)
-        if pair is not None:
-            await pair.dispose()
+        loop = asyncio.get_running_loop()
+        here = self._loops.get(loop)
+        if here is None:
+            return
+        while here.running:
+            await asyncio.wait(list(here.running))
+        self._loops.pop(loop, None)
+        await here.engines.dispose()
 
     @contextmanager
     def translated(self) -> Generator[None]:
@@ -139,8 +156,8 @@ class Database:
             DatabaseUnavailableError: no connection; `CommitUnknownError` when it broke during the commit.
             TransactionConflictError: it lost against a concurrent transaction.
         """
-        pair = self._pair()
-        engine = pair.writer if writing else pair.reader
+        engines = self._here().engines
+        engine = engines.writer if writing else engines.reader
         options = self.dialect.transaction_options(writing=writing, snapshot=snapshot)
         with self.translated():
             async with engine.connect() as connection:
@@ -167,16 +184,12 @@ class Database:
 
         It runs to its end even if the caller is cancelled: what was sent is not half sent.
         """
+        running = self._here().running
         task = asyncio.ensure_future(self._attempts(attempt, retry))
-        self._running.add(task)
-        task.add_done_callback(self._finished)
+        running.add(task)
+        task.add_done_callback(running.discard)
+        task.add_done_callback(_retrieve)
         return await asyncio.shield(task)
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            # Retrieved, so that the error of a call whose caller has gone is not reported as lost.
-            task.exception()
 
     async def _attempts(self, attempt: Callable[[], Awaitable[R]], retry: bool) -> R:
         loop = asyncio.get_running_loop()
