@@ -66,7 +66,8 @@ def attributes(values: Mapping[str, Any] | None) -> Attributes:
 
 def seconds(nanoseconds: int | None) -> float | None:
     """A time in seconds since the epoch; OpenTelemetry's 0 is no time."""
-    return nanoseconds / 1e9 if nanoseconds else None
+    # Dividing integers rounds once; a float would round the dividend, too.
+    return nanoseconds / 10**9 if nanoseconds else None
 
 
 def _context(context: Any) -> SpanContext:

@@ -117,7 +117,7 @@ class RolloutConfig(BaseModel):
     """Longest an attempt may take, counted from its start; None is no limit."""
     unresponsive_seconds: Seconds | None = None
     """Longest an attempt may stay without a heartbeat; None is no limit."""
-    max_attempts: Integer64 = Field(default=1, ge=1)
+    max_attempts: Annotated[int, Field(ge=1, le=2**63 - 1)] = 1
     """How many attempts the rollout may have, the first one included."""
     retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus])
     """The attempt statuses after which the rollout is queued again."""
