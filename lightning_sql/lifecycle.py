@@ -229,10 +229,10 @@ def next_resources(
     current: ResourcesUpdate, resources: NamedResources, now: float, latest: ResourcesUpdate | None
 ) -> ResourcesUpdate:
     """The next version of a set of resources; `latest` is the most recently written set of all, if any."""
-    return current.model_copy(
-        update={
-            "resources": resources,
-            "version": current.version + 1,
-            "update_time": _write_time(now, latest),
-        }
+    return ResourcesUpdate(
+        resources_id=current.resources_id,
+        create_time=current.create_time,
+        update_time=_write_time(now, latest),
+        version=current.version + 1,
+        resources=resources,
     )

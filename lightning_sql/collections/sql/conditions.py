@@ -23,7 +23,7 @@ def _comparable(value: Any, kind: FieldKind) -> Any:
     """The value as a column of that kind would hold an equal one; `_MISSING` if none is equal in Python."""
     if kind is FieldKind.TEXT:
         return value if isinstance(value, str) else _MISSING
-    if not isinstance(value, int | float) or math.isnan(value):
+    if not isinstance(value, int | float) or (isinstance(value, float) and math.isnan(value)):
         return _MISSING
     if kind is FieldKind.REAL:
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Generic, TypeVar
+import math
+from typing import Any, Generic, TypeVar, cast
 
 from sqlalchemy import Double, Table, and_, case, delete, func, null, or_, select
 from sqlalchemy import cast as sql_cast
@@ -44,7 +45,7 @@ class SqlKeyValue(SqlContainer, KeyValue[K, V], Generic[K, V]):
 
     def _row(self, key: K, value: V) -> Row:
         integer = _is_integer(value)
-        real = isinstance(value, float) and value == value
+        real = isinstance(value, float) and math.isfinite(value)
         return {
             PARTITION: self._session.partition,
             "key": self._key(key),
@@ -57,7 +58,8 @@ class SqlKeyValue(SqlContainer, KeyValue[K, V], Generic[K, V]):
     def _value(self, row: Any) -> V:
         if row.integer is not None:
             return row.integer
-        return row.document[0] if row.real is None else row.real
+        # RETURNING on SQLite gives a REAL without a fraction as an integer.
+        return row.document[0] if row.real is None else cast(V, float(row.real))
 
     @property
     def _columns(self) -> list[Any]:

@@ -1,0 +1,137 @@
+"""The `lightning-sql` command."""
+
+# rich_click leaves out a type parameter of click's.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import rich_click as click
+
+from lightning_sql import __version__
+from lightning_sql.errors import LightningError
+
+if TYPE_CHECKING:
+    from lightning_api.settings import Settings
+
+__all__ = ["cli", "main"]
+
+T = TypeVar("T")
+
+EXIT_CONFIGURATION: Final = 2
+EXIT_DRIFT: Final = 1
+
+_database_url: Final = click.option("--database-url", metavar="URL", help="sqlite:///…, postgresql://…, memory://")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="lightning-sql %(version)s")
+def cli() -> None:
+    """A durable store for Agent Lightning, in SQL."""
+
+
+@cli.command()
+@_database_url
+@click.option("--host", metavar="ADDRESS", help="Where to listen (127.0.0.1).")
+@click.option("--port", type=int, metavar="PORT", help="4747; 0 takes any free one.")
+@click.option("--workers", type=int, metavar="N", help="Server processes (1).")
+@click.option("--partition", metavar="NAME", help="Which store of the database (default).")
+@click.option("--scan-debounce-seconds", type=float, metavar="S", help="Least time between two scans (10).")
+@click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN", help="Repeatable; * is any.")
+@click.option("--token", metavar="TOKEN", help="Bearer token to ask callers for.")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning, error (info).")
+@click.option("--body-limit", type=int, metavar="BYTES", help="Largest request body (64 MiB).")
+@click.option("--allow-public", is_flag=True, default=None, help="Be reachable without a token.")
+def serve(**flags: Any) -> None:
+    """Serve the store. Options can also be variables, as in LIGHTNING_SQL_PORT."""
+
+    def run() -> None:
+        # Imported late, so that `--help` need not wait for a web framework.
+        from lightning_api.serve import run as run_service
+
+        run_service(_settings(**flags))
+
+    _reporting_errors(run)
+
+
+@cli.group()
+def migrate() -> None:
+    """Bring a database's schema up to date, or look at it."""
+
+
+@migrate.command("up")
+@_database_url
+@click.argument("revision", default="head")
+def migrate_up(database_url: str | None, revision: str) -> None:
+    """Upgrade the schema to the newest revision, or to REVISION."""
+    _on_migrations(database_url, lambda migrations: migrations.upgrade(revision))
+    _show_current(database_url)
+
+
+@migrate.command("down")
+@_database_url
+@click.argument("revision")
+def migrate_down(database_url: str | None, revision: str) -> None:
+    """Downgrade the schema to REVISION (`base`: to nothing, losing what is stored)."""
+    _on_migrations(database_url, lambda migrations: migrations.downgrade(revision))
+    _show_current(database_url)
+
+
+@migrate.command("current")
+@_database_url
+def migrate_current(database_url: str | None) -> None:
+    """Show the schema's revision."""
+    _show_current(database_url)
+
+
+@migrate.command("check")
+@_database_url
+def migrate_check(database_url: str | None) -> None:
+    """Compare the schema with what this release needs; exit with 1 if they differ."""
+    drift = _on_migrations(database_url, lambda migrations: migrations.check())
+    for line in drift:
+        click.echo(line)
+    if drift:
+        sys.exit(EXIT_DRIFT)
+    click.echo("The schema is what this release needs.")
+
+
+def _show_current(database_url: str | None) -> None:
+    revision = _on_migrations(database_url, lambda migrations: migrations.current())
+    click.echo("no schema" if revision is None else revision)
+
+
+def _on_migrations(database_url: str | None, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    def run() -> T:
+        import asyncio
+
+        from lightning_sql.store.factory import migrations_of
+
+        return asyncio.run(work(migrations_of(_settings(database_url=database_url).database_url)))
+
+    return _reporting_errors(run)
+
+
+def _settings(**flags: Any) -> Settings:
+    from lightning_api.settings import Settings
+
+    return Settings.load(os.environ, **{name: value for name, value in flags.items() if value != ()})
+
+
+def _reporting_errors(run: Callable[[], T]) -> T:
+    try:
+        return run()
+    except LightningError as error:
+        click.echo(f"lightning-sql: {error}", err=True)
+        sys.exit(EXIT_CONFIGURATION)
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+def main() -> None:
+    """Run the command."""
+    cli.main(prog_name="lightning-sql")

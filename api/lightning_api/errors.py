@@ -1,0 +1,146 @@
+"""From exceptions to answers: the only place that decides what a caller learns of a failure."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from litestar.exceptions import HTTPException
+from pydantic import ValidationError
+
+from lightning_api.payloads import MalformedJsonError, UndecodableBodyError
+from lightning_api.replies import Reply
+from lightning_sql.errors import (
+    DatabaseUnavailableError,
+    InvalidRequestError,
+    RecordNotFoundError,
+    UnstorableValueError,
+)
+
+__all__ = ["BodyTooLargeError", "InvalidPartError", "reply_to_error", "status_and_reason"]
+
+logger: Final = logging.getLogger(__name__)
+
+_ECHO_TEXT: Final = 200
+_ECHO_ITEMS: Final = 20
+_ECHO_DEPTH: Final = 4
+_LISTED_ERRORS: Final = 100
+_SECRET: Final = re.compile(r"api[-_]?key|authorization|password|secret", re.IGNORECASE)
+_REDACTED: Final = "[redacted]"
+
+
+class BodyTooLargeError(Exception):
+    """A request body is larger than the service accepts, as sent or once decompressed."""
+
+
+class InvalidPartError(Exception):
+    """A part of a request does not fit its schema.
+
+    Args:
+        part: `body`, `query` or `path`.
+        errors: as pydantic lists them.
+    """
+
+    def __init__(self, part: str, errors: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(f"the {part} does not fit its schema")
+        self.details = [_detail(part, error) for error in errors[:_LISTED_ERRORS]]
+
+    @classmethod
+    def of(cls, part: str, error: ValidationError) -> InvalidPartError:
+        """The same problem, as it is told to the caller."""
+        return cls(part, error.errors(include_url=False))
+
+
+def _detail(part: str, error: Mapping[str, Any]) -> dict[str, Any]:
+    location = [part, *error["loc"]]
+    secret = any(isinstance(step, str) and _SECRET.search(step) for step in location)
+    detail: dict[str, Any] = {
+        "type": error["type"],
+        "loc": [_bounded(step) for step in location],
+        "msg": _bounded(error["msg"]),
+        "input": _REDACTED if secret else _bounded(error.get("input")),
+    }
+    if "ctx" in error:
+        detail["ctx"] = _bounded(error["ctx"])
+    return detail
+
+
+def _bounded(value: Any, depth: int = _ECHO_DEPTH) -> Any:
+    """A value small enough to be sent back, without secrets."""
+    if isinstance(value, str):
+        return value if len(value) <= _ECHO_TEXT else value[:_ECHO_TEXT] + "…"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "(a long integer)"
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if depth and isinstance(value, Mapping):
+        entries = list(cast(Mapping[Any, Any], value).items())[:_ECHO_ITEMS]
+        return {
+            _bounded(str(key)): _REDACTED if _SECRET.search(str(key)) else _bounded(item, depth - 1)
+            for key, item in entries
+        }
+    if depth and isinstance(value, list | tuple):
+        return [_bounded(item, depth - 1) for item in cast(Sequence[Any], value)[:_ECHO_ITEMS]]
+    return "…" if isinstance(value, Mapping | list | tuple) else _bounded(str(value))
+
+
+def status_and_reason(error: Exception) -> tuple[int, str]:
+    """The status and the one-line reason of a failure, for every error but the 422s with a list of details."""
+    match error:
+        case RecordNotFoundError():
+            return 404, str(error)
+        case UnstorableValueError():
+            return 422, str(error)
+        case InvalidRequestError():
+            return 400, str(error)
+        case UndecodableBodyError():
+            return 400, "There was an error parsing the body"
+        case BodyTooLargeError():
+            return 413, "The body is too large"
+        case DatabaseUnavailableError():
+            logger.warning("answered 503: %s", error)
+            return 503, "The database is not available; try again"
+        case HTTPException():
+            return error.status_code, error.detail
+        case _:
+            logger.error("answered 500", exc_info=error)
+            return 500, "Internal server error"
+
+
+def reply_to_error(error: Exception) -> Reply:
+    """The answer to a failure, as FastAPI would give it where FastAPI decides (CONTRACT.md section 4)."""
+    if isinstance(error, InvalidPartError):
+        return Reply.json(422, {"detail": error.details})
+    if isinstance(error, MalformedJsonError):
+        detail = {
+            "type": "json_invalid",
+            "loc": ["body", error.position],
+            "msg": "JSON decode error",
+            "input": {},
+            "ctx": {"error": error.reason},
+        }
+        return Reply.json(422, {"detail": [detail]})
+    status, reason = status_and_reason(error)
+    content: dict[str, Any] = {"detail": reason}
+    headers: dict[str, str] = {}
+    match status:
+        case 404 if isinstance(error, RecordNotFoundError):
+            content["error_type"] = "ValueError"
+        case 405 if isinstance(error, HTTPException):
+            headers["allow"] = _allowed(error)
+        case 422:
+            content["detail"] = [{"type": "value_error", "loc": ["body"], "msg": reason, "input": None}]
+        case 500:
+            content["error_type"] = type(error).__name__
+        case 503:
+            headers["retry-after"] = "1"
+        case _:
+            pass
+    return Reply.json(status, content, headers)
+
+
+def _allowed(error: HTTPException) -> str:
+    methods = (error.headers or {}).get("allow", "").split(", ")
+    return ", ".join(sorted(method for method in methods if method != "OPTIONS"))

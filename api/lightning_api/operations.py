@@ -1,0 +1,352 @@
+"""What a route is: a method and a path, what it reads, what it answers, and the code between.
+
+Litestar routes to an operation; the endpoint itself is bare ASGI. Litestar's own per-request
+machinery would cost about as much as the work of a call, and the protocol's bodies, nulls and errors
+are not the ones that it would produce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
+from urllib.parse import parse_qsl
+
+from litestar.types import HTTPScope, Receive, Scope, Send
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from lightning_api.errors import BodyTooLargeError, InvalidPartError, reply_to_error
+from lightning_api.payloads import decode_json, encode_json
+from lightning_api.replies import Reply
+from lightning_sql.errors import RecordNotFoundError
+from lightning_sql.records import Identifier
+from lightning_sql.store.interface import LightningStore
+
+if TYPE_CHECKING:
+    from lightning_api.settings import Settings
+
+__all__ = [
+    "EXACT_FLOATS",
+    "Call",
+    "ClientGoneError",
+    "Endpoint",
+    "JsonBody",
+    "Nothing",
+    "Operation",
+    "QueryString",
+    "Service",
+    "operation",
+]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+M = TypeVar("M", bound=BaseModel)
+
+Method: TypeAlias = Literal["GET", "POST"]
+
+EXACT_FLOATS: Final = b"floats=exact"
+"""A parameter of the `Accept` header: write `NaN` and `Infinity` as Python does, where JSON has only null."""
+
+_OPAQUE: Final = "(a body that is not declared as JSON)"
+_IDENTIFIER: Final[TypeAdapter[str]] = TypeAdapter(Identifier)
+
+
+class ClientGoneError(Exception):
+    """The client hung up before its request was complete; nobody is there to answer."""
+
+
+@dataclass(slots=True)
+class Service:
+    """What all endpoints of one application share. The store is there between its start and its end."""
+
+    settings: Settings
+    current_store: LightningStore | None = None
+    draining: bool = False
+    """Whether the server is about to stop."""
+
+    @property
+    def store(self) -> LightningStore:
+        """The open store.
+
+        Raises:
+            RuntimeError: the application was not started.
+        """
+        if self.current_store is None:
+            raise RuntimeError("the application's lifespan has not started, so there is no store")
+        return self.current_store
+
+    async def drain(self) -> None:
+        """Get ready to stop: waiting callers are answered at once."""
+        self.draining = True
+        if self.current_store is not None:
+            await self.current_store.release_waiters()
+
+
+class Call:
+    """One request."""
+
+    __slots__ = ("_receive", "path", "scope", "service")
+
+    def __init__(self, service: Service, scope: HTTPScope, receive: Receive, path: Mapping[str, str]) -> None:
+        self.service = service
+        self.scope = scope
+        self._receive = receive
+        self.path = path
+
+    @property
+    def store(self) -> LightningStore:
+        """The open store."""
+        return self.service.store
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of a header, its name in lower case; the first one if there are several."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return value
+        return None
+
+    def reply(self, status: int, answer: Any) -> Reply:
+        """The answer in JSON: valid to the letter, unless the caller asks for `floats=exact`."""
+        accepted = self.header(b"accept")
+        if accepted is not None and EXACT_FLOATS in accepted:
+            return Reply(status, encode_json(answer, exact=True), ((b"content-type", b"application/json"),))
+        return Reply.json(status, answer)
+
+    async def body(self) -> bytes:
+        """The whole request body.
+
+        Raises:
+            BodyTooLargeError: it is larger than the service accepts.
+            ClientGoneError: it never arrived in full.
+        """
+        limit = self.service.settings.body_limit
+        announced = self.header(b"content-length")
+        if announced is not None and announced.isdigit() and int(announced) > limit:
+            raise BodyTooLargeError
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise ClientGoneError
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise BodyTooLargeError
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def client_gone(self) -> None:
+        """Return when the client hung up. For use once the body is read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def known_id(self, name: str) -> str | None:
+        """An id in the path, or None where no record can have such an id."""
+        try:
+            return _IDENTIFIER.validate_python(self.path[name])
+        except ValidationError:
+            return None
+
+    def existing_id(self, name: str) -> str:
+        """An id in the path that a record must have.
+
+        Raises:
+            RecordNotFoundError: no record can have such an id.
+        """
+        identifier = self.known_id(name)
+        if identifier is None:
+            raise RecordNotFoundError(f"there is nothing with such a {name}")
+        return identifier
+
+    def new_id(self, name: str) -> str:
+        """An id in the path that a new record may get.
+
+        Raises:
+            InvalidPartError: no record can have such an id.
+        """
+        try:
+            return _IDENTIFIER.validate_python(self.path[name])
+        except ValidationError as error:
+            details = [{**detail, "loc": (name,)} for detail in error.errors(include_url=False)]
+            raise InvalidPartError("path", details) from None
+
+
+class Input(Protocol[T_co]):
+    """Where an operation takes its input from."""
+
+    async def read(self, call: Call) -> T_co:
+        """The validated input.
+
+        Raises:
+            InvalidPartError: it does not fit its schema.
+        """
+        ...
+
+
+class Nothing:
+    """No input but the path; a body is ignored."""
+
+    async def read(self, call: Call) -> None:
+        """Nothing to read."""
+
+
+class JsonBody(Generic[T]):
+    """A JSON body.
+
+    Args:
+        schema: the type it must have.
+        default: makes what stands for an absent or null body; without it the body is required.
+    """
+
+    def __init__(self, schema: Any, *, default: Callable[[], T] | None = None) -> None:
+        self.schema = schema
+        self.default = default
+        self._adapter: TypeAdapter[T] = TypeAdapter(schema)
+
+    async def read(self, call: Call) -> T:
+        """The body, checked as FastAPI checks it (CONTRACT.md section 1)."""
+        raw = await call.body()
+        if not raw:
+            if self.default is not None:
+                return self.default()
+            raise InvalidPartError("body", [{"type": "missing", "loc": (), "msg": "Field required", "input": None}])
+        value = decode_json(raw) if _is_json(call.header(b"content-type")) else _OPAQUE
+        if value is None and self.default is not None:
+            return self.default()
+        try:
+            return self._adapter.validate_python(value, from_attributes=True)
+        except ValidationError as error:
+            raise InvalidPartError.of("body", error) from None
+
+
+class QueryString(Generic[M]):
+    """Query parameters; those whose field is a list may be repeated, of others the last one counts."""
+
+    def __init__(self, model: type[M]) -> None:
+        self.model = model
+        properties: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
+        self._lists = frozenset(
+            name
+            for name, schema in properties.items()
+            if any(branch.get("type") == "array" for branch in (schema, *schema.get("anyOf", ())))
+        )
+
+    async def read(self, call: Call) -> M:
+        """The parameters."""
+        values: dict[str, Any] = {}
+        raw = call.scope["query_string"]
+        if raw:
+            for name, value in parse_qsl(raw.decode("latin-1"), keep_blank_values=True):
+                if name in self._lists:
+                    values.setdefault(name, []).append(value)
+                else:
+                    values[name] = value
+        try:
+            return self.model.model_validate(values)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            for detail in details:
+                if detail["type"] == "missing":
+                    detail["input"] = None
+            raise InvalidPartError("query", cast(list[dict[str, Any]], details)) from None
+
+
+def _is_json(content_type: bytes | None) -> bool:
+    if content_type == b"application/json":
+        return True
+    if content_type is None:
+        return False
+    main, _, sub = content_type.partition(b";")[0].strip().lower().partition(b"/")
+    return main == b"application" and (sub == b"json" or sub.endswith(b"+json"))
+
+
+def _to_error(_call: Call, error: Exception) -> Reply:
+    return reply_to_error(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One route: everything that serving and documenting it takes."""
+
+    name: str
+    method: Method
+    path: str
+    """With parameters in braces: `/workers/{worker_id}`."""
+    source: Input[Any]
+    handler: Callable[[Call, Any], Awaitable[Any]]
+    """From a call and its input to what is answered: a `Reply`, or something with a JSON form."""
+    summary: str
+    status: int = 200
+    returns: Any = None
+    """The type of the answer, for its schema."""
+    errors: tuple[int, ...] = ()
+    """Statuses of failures that only some operations have: 400, 404, 503."""
+    tag: str = "store"
+    to_error: Callable[[Call, Exception], Reply] = _to_error
+    media_type: str = "application/json"
+
+
+def operation(
+    method: Method,
+    path: str,
+    source: Input[T],
+    *,
+    returns: Any = None,
+    status: int = 200,
+    errors: Sequence[int] = (),
+    tag: str = "store",
+    to_error: Callable[[Call, Exception], Reply] = _to_error,
+    media_type: str = "application/json",
+) -> Callable[[Callable[[Call, T], Awaitable[Any]]], Operation]:
+    """Make a coroutine function the handler of a route. Its docstring becomes the summary."""
+
+    def declare(handler: Callable[[Call, T], Awaitable[Any]]) -> Operation:
+        return Operation(
+            name=handler.__name__,
+            method=method,
+            path=path,
+            source=source,
+            handler=handler,
+            summary=(handler.__doc__ or "").strip(),
+            status=status,
+            returns=returns,
+            errors=tuple(errors),
+            tag=tag,
+            media_type=media_type,
+            to_error=to_error,
+        )
+
+    return declare
+
+
+class Endpoint:
+    """An operation as an ASGI application.
+
+    Args:
+        declared: the operation.
+        service: what it works on.
+        fixed: path parameters that the path has as literal segments.
+    """
+
+    __slots__ = ("_fixed", "_operation", "_service")
+
+    def __init__(self, declared: Operation, service: Service, fixed: Mapping[str, str] | None = None) -> None:
+        self._operation = declared
+        self._service = service
+        self._fixed = fixed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        declared = self._operation
+        path: Mapping[str, str] = scope["path_params"]
+        call = Call(self._service, cast(HTTPScope, scope), receive, {**path, **self._fixed} if self._fixed else path)
+        try:
+            answer = await declared.handler(call, await declared.source.read(call))
+            reply = answer if isinstance(answer, Reply) else call.reply(declared.status, answer)
+        except ClientGoneError:
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer, and the log the rest
+            reply = declared.to_error(call, error)
+        await reply.send(send)

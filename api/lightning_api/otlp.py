@@ -1,0 +1,273 @@
+"""OTLP/HTTP in protobuf: from an export request to spans (CONTRACT.md section 6).
+
+What belongs to no attempt is skipped; what cannot be stored costs only itself and is counted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
+from pydantic import ValidationError
+
+from lightning_api.errors import BodyTooLargeError
+from lightning_sql.otel import attributes, seconds
+from lightning_sql.records import (
+    SEQUENCE_LIMIT,
+    Attributes,
+    Event,
+    Link,
+    OtelResource,
+    Span,
+    SpanContext,
+    StatusCode,
+    TraceStatus,
+)
+
+__all__ = [
+    "CONTENT_TYPE",
+    "Export",
+    "MalformedExportError",
+    "compress",
+    "decode_export",
+    "decompress",
+    "encode_response",
+    "encode_status",
+    "gzip_wanted",
+]
+
+CONTENT_TYPE: Final = "application/x-protobuf"
+
+_ROLLOUT_ID: Final = "agentlightning.rollout_id"
+_ATTEMPT_ID: Final = "agentlightning.attempt_id"
+_SEQUENCE_ID: Final = "agentlightning.span_sequence_id"
+
+_STATUS_CODES: Final[Mapping[int, StatusCode]] = {0: "UNSET", 1: "OK", 2: "ERROR"}
+_NAMED_REASONS: Final = 5
+_CHUNK_BYTES: Final = 1024 * 1024
+
+
+class MalformedExportError(Exception):
+    """An export request cannot be read; the message says why, in one line."""
+
+
+@dataclass(slots=True)
+class Export:
+    """The spans of one request that name their attempt."""
+
+    spans: list[Span] = field(default_factory=list[Span])
+    unnumbered: set[int] = field(default_factory=set[int])
+    """The indexes of those without a usable sequence number."""
+    unroutable: int = 0
+    """How many named no rollout or no attempt."""
+    rejected: list[str] = field(default_factory=list[str])
+    """Why a span could not become a record, one reason each."""
+
+
+def decompress(body: bytes, limit: int) -> bytes:
+    """The content of a gzip file of any number of members.
+
+    Args:
+        body: the file.
+        limit: the largest content, in bytes.
+
+    Raises:
+        MalformedExportError: it is no complete gzip file.
+        BodyTooLargeError: the content is larger.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    while body:
+        member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        while not member.eof:
+            try:
+                chunk = member.decompress(body, _CHUNK_BYTES)
+            except zlib.error:
+                raise MalformedExportError("the body is not valid gzip") from None
+            body = member.unconsumed_tail
+            size += len(chunk)
+            if size > limit:
+                raise BodyTooLargeError
+            chunks.append(chunk)
+            if not chunk and not body and not member.eof:
+                raise MalformedExportError("the body is truncated gzip")
+        # Padding with zeros between and after members is part of the format's practice.
+        body = member.unused_data.lstrip(b"\x00")
+    return b"".join(chunks)
+
+
+def decode_export(body: bytes) -> Export:
+    """The spans of a binary `ExportTraceServiceRequest`; an empty body is an empty export.
+
+    Raises:
+        MalformedExportError: it is no such message.
+    """
+    request = ExportTraceServiceRequest()
+    try:
+        request.ParseFromString(body)
+    except message.DecodeError:
+        raise MalformedExportError("the body is not an ExportTraceServiceRequest") from None
+    export = Export()
+    for resource_spans in request.resource_spans:
+        resource = OtelResource.model_construct(
+            attributes=_attributes(resource_spans.resource.attributes), schema_url=resource_spans.schema_url
+        )
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                _add_span(export, span, resource)
+    return export
+
+
+def _add_span(export: Export, span: ProtoSpan, resource: OtelResource) -> None:
+    own = _attributes(span.attributes)
+    rollout_id, attempt_id, number = (
+        own.get(key, resource.attributes.get(key)) for key in (_ROLLOUT_ID, _ATTEMPT_ID, _SEQUENCE_ID)
+    )
+    if rollout_id is None or attempt_id is None:
+        export.unroutable += 1
+        return
+    sequence_id = _sequence_id(number)
+    try:
+        record = _record(span, own, resource, str(rollout_id), str(attempt_id), sequence_id or 0)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        export.rejected.append(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return
+    if sequence_id is None:
+        export.unnumbered.add(len(export.spans))
+    export.spans.append(record)
+
+
+def _sequence_id(value: Any) -> int | None:
+    """The sequence number that an attribute gives, or None if the store must issue one."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    try:
+        number = int(value)
+    except ValueError:
+        return None
+    return number if 0 <= number < SEQUENCE_LIMIT else None
+
+
+def _record(
+    span: ProtoSpan, own: Attributes, resource: OtelResource, rollout_id: str, attempt_id: str, sequence_id: int
+) -> Span:
+    trace_id, span_id = span.trace_id.hex().zfill(32), span.span_id.hex().zfill(16)
+    return Span(
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        sequence_id=sequence_id,
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_id=span.parent_span_id.hex().zfill(16) if span.parent_span_id else None,
+        name=span.name,
+        status=TraceStatus(
+            status_code=_STATUS_CODES.get(span.status.code, "UNSET"), description=span.status.message or None
+        ),
+        attributes=own,
+        events=[
+            Event(
+                name=event.name,
+                attributes=_attributes(event.attributes),
+                timestamp=seconds(event.time_unix_nano),
+            )
+            for event in span.events
+        ],
+        links=[
+            Link(
+                context=_context(link.trace_id.hex().zfill(32), link.span_id.hex().zfill(16)),
+                attributes=_attributes(link.attributes) or None,
+            )
+            for link in span.links
+        ],
+        start_time=seconds(span.start_time_unix_nano),
+        end_time=seconds(span.end_time_unix_nano),
+        context=_context(trace_id, span_id),
+        parent=None,
+        resource=resource,
+    )
+
+
+def _context(trace_id: str, span_id: str) -> SpanContext:
+    return SpanContext(trace_id=trace_id, span_id=span_id, is_remote=False, trace_state={})
+
+
+def _attributes(pairs: Iterable[KeyValue]) -> Attributes:
+    return attributes({pair.key: _value(pair.value) for pair in pairs})
+
+
+def _value(value: AnyValue) -> Any:
+    match value.WhichOneof("value"):
+        case "string_value":
+            return value.string_value
+        case "int_value":
+            return value.int_value
+        case "double_value":
+            return value.double_value
+        case "bool_value":
+            return value.bool_value
+        case "bytes_value":
+            return value.bytes_value
+        case "array_value":
+            return [_value(item) for item in value.array_value.values]
+        case "kvlist_value":
+            return {pair.key: _value(pair.value) for pair in value.kvlist_value.values}
+        case _:
+            return None
+
+
+def encode_response(rejected: int, reasons: Sequence[str]) -> bytes:
+    """An `ExportTraceServiceResponse`, with a partial success if spans were rejected."""
+    response = ExportTraceServiceResponse()
+    if rejected:
+        named = list(dict.fromkeys(reasons))
+        text = "; ".join(named[:_NAMED_REASONS]) + ("; …" if len(named) > _NAMED_REASONS else "")
+        response.partial_success.rejected_spans = rejected
+        response.partial_success.error_message = f"{rejected} spans were rejected: {text}"
+    return response.SerializeToString()
+
+
+def _status_class() -> type[Any]:
+    """`google.rpc.Status`, without a dependency for two fields; its details are never used here."""
+    file = descriptor_pb2.FileDescriptorProto(name="google/rpc/status.proto", package="google.rpc", syntax="proto3")
+    status = file.message_type.add(name="Status")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    status.field.add(name="code", number=1, type=kinds.TYPE_INT32, label=kinds.LABEL_OPTIONAL)
+    status.field.add(name="message", number=2, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("google.rpc.Status"))
+
+
+_Status: Final = _status_class()
+_RPC_CODES: Final[Mapping[int, int]] = {400: 3, 404: 5, 413: 8, 422: 3, 500: 13, 503: 14}
+
+
+def encode_status(http_status: int, reason: str) -> bytes:
+    """A binary `google.rpc.Status`, as OTLP wants it in answer to a failed export."""
+    return _Status(code=_RPC_CODES.get(http_status, 2), message=reason).SerializeToString()
+
+
+def gzip_wanted(accept_encoding: bytes) -> bool:
+    """Whether an `Accept-Encoding` header lists gzip."""
+    for entry in accept_encoding.lower().split(b","):
+        coding, *parameters = (part.strip() for part in entry.split(b";"))
+        if coding in (b"gzip", b"x-gzip"):
+            weights = [parameter[2:].strip() for parameter in parameters if parameter.startswith(b"q=")]
+            return not weights or weights[0].strip(b"0.") != b""
+    return False
+
+
+def compress(body: bytes) -> bytes:
+    """A gzip file, the same for the same content."""
+    return gzip.compress(body, compresslevel=5, mtime=0)

@@ -1,0 +1,96 @@
+"""OTLP/HTTP: traces are taken, the other signals are not."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from lightning_api import otlp
+from lightning_api.errors import status_and_reason
+from lightning_api.operations import Call, Nothing, Operation, operation
+from lightning_api.replies import Reply
+
+__all__ = ["OPERATIONS"]
+
+logger: Final = logging.getLogger(__name__)
+
+_PROTOBUF: Final = (b"content-type", otlp.CONTENT_TYPE.encode())
+_GZIPPED: Final = (b"content-encoding", b"gzip")
+
+
+def _reply(call: Call, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> Reply:
+    if otlp.gzip_wanted(call.header(b"accept-encoding") or b""):
+        return Reply(status, otlp.compress(body), (_PROTOBUF, _GZIPPED, *headers))
+    return Reply(status, body, (_PROTOBUF, *headers))
+
+
+def _reply_to_error(call: Call, error: Exception) -> Reply:
+    if isinstance(error, otlp.MalformedExportError):
+        status, reason = 400, str(error)
+    else:
+        status, reason = status_and_reason(error)
+    retry = ((b"retry-after", b"1"),) if status == 503 else ()
+    return _reply(call, status, otlp.encode_status(status, reason), *retry)
+
+
+async def _read(call: Call) -> otlp.Export:
+    content_type = (call.header(b"content-type") or b"").partition(b";")[0].strip().lower().decode("latin-1")
+    if content_type != otlp.CONTENT_TYPE:
+        raise otlp.MalformedExportError(f"the content type must be {otlp.CONTENT_TYPE}")
+    body = await call.body()
+    match (call.header(b"content-encoding") or b"identity").strip().lower():
+        case b"identity":
+            pass
+        case b"gzip":
+            body = otlp.decompress(body, call.service.settings.body_limit)
+        case _:
+            raise otlp.MalformedExportError("the content encoding must be gzip, or none")
+    return otlp.decode_export(body)
+
+
+@operation(
+    "POST",
+    "/v1/traces",
+    Nothing(),
+    errors=(503,),
+    tag="otlp",
+    to_error=_reply_to_error,
+    media_type=otlp.CONTENT_TYPE,
+)
+async def export_traces(call: Call, _nothing: None) -> Reply:
+    """Store the spans of an OTLP export; those of unknown attempts are reported as a partial success."""
+    export = await _read(call)
+    if export.unroutable:
+        logger.info("skipped %d spans that name no rollout and attempt", export.unroutable)
+    reasons = export.rejected
+    if export.spans:
+        receipt = await call.store.import_spans(export.spans, unnumbered=export.unnumbered)
+        reasons = reasons + [
+            f"there is no attempt {span.attempt_id!r} of a rollout {span.rollout_id!r}" for span in receipt.rejected
+        ]
+    return _reply(call, 200, otlp.encode_response(len(reasons), reasons))
+
+
+async def _not_implemented(_call: Call, _nothing: None) -> Reply:
+    return Reply(501)
+
+
+def _refused(name: str, path: str, signal: str) -> Operation:
+    return Operation(
+        name=name,
+        method="POST",
+        path=path,
+        source=Nothing(),
+        handler=_not_implemented,
+        summary=f"Refuse {signal}: the store takes traces only.",
+        status=501,
+        tag="otlp",
+    )
+
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    export_traces,
+    _refused("export_metrics", "/v1/metrics", "metrics"),
+    _refused("export_logs", "/v1/logs", "logs"),
+    _refused("export_profiles", "/v1/development/profiles", "profiles"),
+)

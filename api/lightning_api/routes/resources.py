@@ -1,0 +1,85 @@
+"""Versioned resources."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_api.models import ResourcesQuery
+from lightning_api.operations import Call, JsonBody, Nothing, Operation, QueryString, operation
+from lightning_sql.records import NamedResources, PaginatedResult, ResourcesUpdate
+
+__all__ = ["OPERATIONS"]
+
+
+@operation(
+    "GET",
+    "/v1/agl/resources",
+    QueryString(ResourcesQuery),
+    returns=PaginatedResult[ResourcesUpdate],
+    errors=(400, 503),
+    tag="resources",
+)
+async def query_resources(call: Call, query: ResourcesQuery) -> PaginatedResult[ResourcesUpdate]:
+    """List resources."""
+    page = await call.store.query_resources(
+        resources_id=query.resources_id,
+        resources_id_contains=query.resources_id_contains,
+        **query.ordering(),
+    )
+    return query.as_requested(page)
+
+
+@operation(
+    "POST",
+    "/v1/agl/resources",
+    JsonBody[NamedResources](NamedResources),
+    returns=ResourcesUpdate,
+    status=201,
+    errors=(503,),
+    tag="resources",
+)
+async def add_resources(call: Call, resources: NamedResources) -> ResourcesUpdate:
+    """Store resources under a new id; they become the latest."""
+    return await call.store.add_resources(resources)
+
+
+@operation("GET", "/v1/agl/resources/latest", Nothing(), returns=ResourcesUpdate | None, errors=(503,), tag="resources")
+async def get_latest_resources(call: Call, _nothing: None) -> ResourcesUpdate | None:
+    """Get the resources that were written last, or null."""
+    return await call.store.get_latest_resources()
+
+
+@operation(
+    "GET",
+    "/v1/agl/resources/{resources_id}",
+    Nothing(),
+    returns=ResourcesUpdate | None,
+    errors=(503,),
+    tag="resources",
+)
+async def get_resources(call: Call, _nothing: None) -> ResourcesUpdate | None:
+    """Get the resources of an id, or null."""
+    resources_id = call.known_id("resources_id")
+    return None if resources_id is None else await call.store.get_resources_by_id(resources_id)
+
+
+@operation(
+    "POST",
+    "/v1/agl/resources/{resources_id}",
+    JsonBody[NamedResources](NamedResources),
+    returns=ResourcesUpdate,
+    errors=(503,),
+    tag="resources",
+)
+async def update_resources(call: Call, resources: NamedResources) -> ResourcesUpdate:
+    """Replace the resources of an id and count its version up, or create it; they become the latest."""
+    return await call.store.update_resources(call.new_id("resources_id"), resources)
+
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    query_resources,
+    add_resources,
+    get_latest_resources,
+    get_resources,
+    update_resources,
+)

@@ -1,0 +1,249 @@
+"""Running the service: sockets, signals, one process or several."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+import uvicorn
+import uvloop
+
+from lightning_api.app import create_app, service_of
+from lightning_api.operations import Service
+from lightning_api.settings import Settings, displayed_url
+from lightning_sql.errors import ConfigurationError
+from lightning_sql.store.factory import check_database_url, is_memory, open_store, prepare_database
+
+__all__ = ["GRACE_SECONDS", "LightningServer", "bind_sockets", "configure_logging", "run", "run_in_loop", "serve"]
+
+logger: Final = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+GRACE_SECONDS: Final = 8
+"""How long requests in flight may take once the server was told to stop; container engines kill after 10."""
+
+_IDLE_SECONDS: Final = 75
+"""How long an idle connection is kept: longer than clients keep theirs, so that none is closed under a request."""
+
+_BACKLOG: Final = 2048
+
+
+class LightningServer(uvicorn.Server):
+    """A uvicorn server that answers waiting callers before it waits for their connections.
+
+    Args:
+        config: uvicorn's own.
+        service: what the application's endpoints share.
+        signals: those that stop the server.
+        started: called once the server accepts connections.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        *,
+        signals: Sequence[signal.Signals],
+        started: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._service = service
+        self._signals = signals
+        self._call_when_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept connections."""
+        await super().startup(sockets)
+        if self.started:
+            self._call_when_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer who waits, then finish what is in flight."""
+        await self._service.drain()
+        await super().shutdown(sockets)
+
+    def stop(self) -> None:
+        """Stop gracefully; told twice, at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Take signals as a request to stop, and not raise them again: a server that was told to stop did not fail."""
+
+        def handle(_number: int, _frame: FrameType | None) -> None:
+            self.stop()
+
+        previous = {number: signal.signal(number, handle) for number in self._signals}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+async def serve(
+    settings: Settings,
+    sockets: list[socket.socket],
+    *,
+    signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+    started: Callable[[], None] = lambda: None,
+    stop_when_readable: int | None = None,
+) -> None:
+    """Serve until a signal, or until a file descriptor becomes readable.
+
+    Raises:
+        LightningError: the store cannot be opened.
+    """
+    store = await open_store(
+        settings.database_url,
+        partition=settings.partition,
+        scan_debounce_seconds=settings.scan_debounce_seconds,
+    )
+    try:
+        app = create_app(settings, store)
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            workers=1,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=settings.log_level == "debug",
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            backlog=_BACKLOG,
+        )
+        server = LightningServer(config, service_of(app), signals=signals, started=started)
+        if stop_when_readable is not None:
+            loop = asyncio.get_running_loop()
+
+            def orphaned() -> None:
+                loop.remove_reader(stop_when_readable)
+                server.stop()
+
+            loop.add_reader(stop_when_readable, orphaned)
+        await server.serve(sockets)
+    finally:
+        await store.close()
+
+
+def run_in_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in an event loop of the fast kind."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def run(settings: Settings) -> None:
+    """Serve until a signal says to stop.
+
+    Raises:
+        LightningError: the address, the database or its schema do not allow it.
+    """
+    settings.checked_exposure()
+    check_database_url(settings.database_url)
+    if settings.workers > 1 and is_memory(settings.database_url):
+        raise ConfigurationError("a store in memory lives in one process: use one worker")
+    configure_logging(settings)
+    sockets = bind_sockets(settings)
+    try:
+        run_in_loop(prepare_database(settings.database_url))
+        settings = settings.with_port(sockets[0].getsockname()[1])
+        if settings.workers == 1:
+            run_in_loop(serve(settings, sockets, started=lambda: _announce(settings)))
+        else:
+            from lightning_api.supervisor import Supervisor
+
+            Supervisor(settings, sockets, started=lambda: _announce(settings)).run()
+    finally:
+        for bound in sockets:
+            bound.close()
+    logger.info("stopped")
+
+
+def _announce(settings: Settings) -> None:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    logger.info("serving %s at http://%s:%d", displayed_url(settings.database_url), host, settings.port)
+
+
+def configure_logging(settings: Settings) -> None:
+    """Log to standard error; libraries only have their warnings heard, unless everything is."""
+    level = settings.logging_level
+    libraries = level if level == logging.DEBUG else max(level, logging.WARNING)
+    message = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=libraries, stream=sys.stderr, format=message, force=True)
+    for package in ("lightning_api", "lightning_sql"):
+        logging.getLogger(package).setLevel(level)
+
+
+def bind_sockets(settings: Settings) -> list[socket.socket]:
+    """Listen at every address of the host, all on one port.
+
+    Raises:
+        ConfigurationError: there is no such address, or the port is taken or not ours to take.
+    """
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise ConfigurationError(f"{settings.host!r} is no address of this machine") from None
+    sockets: list[socket.socket] = []
+    port = settings.port
+    try:
+        for family, _kind, _protocol, _name, address in dict.fromkeys(found):
+            bound = _bind(family, (address[0], port, *address[2:]))
+            if bound is not None:
+                sockets.append(bound)
+                port = bound.getsockname()[1]
+    except OSError as error:
+        for bound in sockets:
+            bound.close()
+        raise ConfigurationError(_bind_problem(settings, error)) from None
+    if not sockets:
+        raise ConfigurationError(f"{settings.host!r} is no address of this machine")
+    return sockets
+
+
+def _bind(family: int, address: tuple[Any, ...]) -> socket.socket | None:
+    """A listening socket, or None where this machine does not have the address family."""
+    try:
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError:
+        return None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)
+    except OSError as error:
+        bound.close()
+        if family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
+    return bound
+
+
+def _bind_problem(settings: Settings, error: OSError) -> str:
+    where = f"port {settings.port} of {settings.host}"
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"{where} is in use"
+        case errno.EACCES:
+            return f"{where} may not be used by this user"
+        case errno.EADDRNOTAVAIL:
+            return f"{settings.host!r} is no address of this machine"
+        case number:
+            return f"{where} cannot be used: {os.strerror(number or 0)}"

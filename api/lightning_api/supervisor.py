@@ -1,0 +1,164 @@
+"""Several server processes on the same sockets, kept alive by a parent that serves nothing itself."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from types import FrameType
+from typing import Final
+
+from lightning_api.serve import GRACE_SECONDS, configure_logging, run_in_loop, serve
+from lightning_api.settings import Settings
+from lightning_sql.errors import ConfigurationError, LightningError
+
+__all__ = ["Supervisor"]
+
+logger: Final = logging.getLogger(__name__)
+
+_STOP_SECONDS: Final = GRACE_SECONDS + 1.5
+_RESTART_PAUSE_SECONDS: Final = 1.0
+_REFUSED_TO_START: Final = 2
+
+# A child that is spawned inherits no lock, thread or event loop of its parent.
+_spawn: Final = multiprocessing.get_context("spawn")
+
+
+def _work(settings: Settings, sockets: list[socket.socket], ready: Connection) -> None:
+    """What a worker process does."""
+    # The terminal sends Ctrl-C to every process of the group; the parent passes it on, in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    configure_logging(settings)
+    parent = multiprocessing.parent_process()
+
+    def started() -> None:
+        ready.send(True)
+        ready.close()
+
+    try:
+        run_in_loop(
+            serve(
+                settings,
+                sockets,
+                signals=(signal.SIGTERM,),
+                started=started,
+                stop_when_readable=None if parent is None else parent.sentinel,
+            )
+        )
+    except LightningError as error:
+        logger.error("%s", error)
+        sys.exit(_REFUSED_TO_START)
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: SpawnProcess
+    news: Connection
+    """Becomes readable when the worker is ready."""
+    ready: bool = False
+
+
+class Supervisor:
+    """Keeps `settings.workers` processes serving the same sockets.
+
+    A worker that dies is replaced. If one cannot start in the first place, none are kept.
+
+    Args:
+        settings: how each worker is configured.
+        sockets: listening ones.
+        started: called once all workers accept connections.
+    """
+
+    def __init__(self, settings: Settings, sockets: list[socket.socket], *, started: Callable[[], None]) -> None:
+        self._settings = settings
+        self._sockets = sockets
+        self._started = started
+        self._workers: list[_Worker] = []
+        self._stops = 0
+        self._alarm, self._alarm_writer = socket.socketpair()
+
+    def run(self) -> None:
+        """Supervise until SIGINT or SIGTERM.
+
+        Raises:
+            ConfigurationError: a worker could not start; it said why.
+        """
+        self._alarm_writer.setblocking(False)
+        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            for _ in range(self._settings.workers):
+                self._workers.append(self._spawn())
+            self._supervise()
+        finally:
+            self._stop_all()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            self._alarm.close()
+            self._alarm_writer.close()
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._stops += 1
+        self._alarm_writer.send(b"!")
+
+    def _spawn(self) -> _Worker:
+        news, ready = _spawn.Pipe(duplex=False)
+        process = _spawn.Process(target=_work, args=(self._settings, self._sockets, ready), name="lightning-sql worker")
+        process.start()
+        ready.close()
+        return _Worker(process, news)
+
+    def _supervise(self) -> None:
+        complete = False
+        while not self._stops:
+            self._await_news()
+            if self._stops:
+                return
+            dead = [worker for worker in self._workers if not worker.process.is_alive()]
+            if dead and not complete:
+                raise ConfigurationError("a worker could not start")
+            for worker in dead:
+                self._replace(worker)
+            if not complete and all(worker.ready for worker in self._workers):
+                complete = True
+                self._started()
+
+    def _await_news(self) -> None:
+        """Return when a worker is ready or dead, or a signal came."""
+        pending = {worker.news: worker for worker in self._workers if not worker.ready}
+        sentinels = [worker.process.sentinel for worker in self._workers]
+        for source in wait([*pending, *sentinels, self._alarm]):
+            if isinstance(source, Connection) and (worker := pending.get(source)) is not None:
+                try:
+                    worker.ready = source.recv()
+                except EOFError:
+                    worker.process.join(_STOP_SECONDS)
+
+    def _replace(self, worker: _Worker) -> None:
+        logger.warning("worker %s ended with status %s; starting another", worker.process.pid, worker.process.exitcode)
+        worker.news.close()
+        wait([self._alarm], _RESTART_PAUSE_SECONDS)
+        if not self._stops:
+            self._workers[self._workers.index(worker)] = self._spawn()
+
+    def _stop_all(self) -> None:
+        for worker in self._workers:
+            if worker.process.is_alive():
+                worker.process.terminate()
+        asked_at = self._stops
+        deadline = time.monotonic() + _STOP_SECONDS
+        while any(self._alive()) and self._stops <= asked_at + 1 and time.monotonic() < deadline:
+            wait([*self._alive()], 0.2)
+        for worker in self._workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.news.close()
+
+    def _alive(self) -> Iterable[int]:
+        return [worker.process.sentinel for worker in self._workers if worker.process.is_alive()]

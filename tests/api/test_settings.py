@@ -1,0 +1,120 @@
+"""Settings: variables, flags that win, and what makes no sense."""
+
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from lightning_api.settings import Settings, displayed_url
+from lightning_sql.errors import ConfigurationError
+
+
+def test_defaults() -> None:
+    assert Settings.load({}) == Settings(
+        database_url="sqlite:///lightning.db",
+        host="127.0.0.1",
+        port=4747,
+        workers=1,
+        partition="default",
+        scan_debounce_seconds=10.0,
+        cors_origins=(),
+        token=None,
+        log_level="info",
+        body_limit=64 * 1024 * 1024,
+        allow_public=False,
+    )
+
+
+def test_every_setting_is_a_variable_and_given_values_win() -> None:
+    variables = {
+        "LIGHTNING_SQL_DATABASE_URL": "memory://",
+        "LIGHTNING_SQL_HOST": "::1",
+        "LIGHTNING_SQL_PORT": "0",
+        "LIGHTNING_SQL_WORKERS": "2",
+        "LIGHTNING_SQL_PARTITION": "p",
+        "LIGHTNING_SQL_SCAN_DEBOUNCE_SECONDS": "0",
+        "LIGHTNING_SQL_CORS_ORIGINS": "https://a, https://b *",
+        "LIGHTNING_SQL_TOKEN": "t",
+        "LIGHTNING_SQL_LOG_LEVEL": "WARNING",
+        "LIGHTNING_SQL_BODY_LIMIT": "1",
+        "LIGHTNING_SQL_ALLOW_PUBLIC": "yes",
+    }
+    expected = Settings(
+        database_url="memory://",
+        host="::1",
+        port=0,
+        workers=2,
+        partition="p",
+        scan_debounce_seconds=0.0,
+        cors_origins=("https://a", "https://b", "*"),
+        token="t",
+        log_level="warning",
+        body_limit=1,
+        allow_public=True,
+    )
+    assert len(variables) == len(Settings.__dataclass_fields__)
+    assert Settings.load(variables) == expected
+    given = Settings.load(variables, port=1, workers=None, scan_debounce_seconds=0.5, allow_public=False)
+    assert (given.port, given.workers, given.scan_debounce_seconds, given.allow_public) == (1, 2, 0.5, False)
+    assert Settings.load({"LIGHTNING_SQL_PORT": "9"}, port=0).port == 0
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"PORT": "x"},
+        {"PORT": "70000"},
+        {"PORT": "-1"},
+        {"WORKERS": "0"},
+        {"SCAN_DEBOUNCE_SECONDS": "-1"},
+        {"SCAN_DEBOUNCE_SECONDS": "nan"},
+        {"SCAN_DEBOUNCE_SECONDS": "inf"},
+        {"BODY_LIMIT": "0"},
+        {"ALLOW_PUBLIC": "perhaps"},
+        {"TOKEN": ""},
+        {"TOKEN": "two words"},
+        {"TOKEN": "ümlaut"},
+        {"LOG_LEVEL": "loud"},
+        {"PARTITION": ""},
+        {"HOST": ""},
+    ],
+)
+def test_nonsense(variables: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.load({f"LIGHTNING_SQL_{name}": value for name, value in variables.items()})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]"])
+def test_loopback_needs_no_token(host: str) -> None:
+    Settings(host=host).checked_exposure()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "::ffff:10.0.0.1"])
+def test_other_addresses_need_one(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="--allow-public"):
+        Settings(host=host).checked_exposure()
+    Settings(host=host, token="t").checked_exposure()
+    Settings(host=host, allow_public=True).checked_exposure()
+
+
+def test_they_are_frozen_and_keep_the_token_to_themselves() -> None:
+    settings: Any = Settings(token="hush")
+    with pytest.raises(FrozenInstanceError):
+        settings.port = 1
+    assert "hush" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://user:secret@db.example:5432/name?password=secret", "postgresql://db.example:5432/name"),
+        ("postgresql://us%40er:sec@ret@db/name", "postgresql://db/name"),
+        ("sqlite:///lightning.db", "sqlite:///lightning.db"),
+        ("sqlite:////var/lib/lightning.db", "sqlite:////var/lib/lightning.db"),
+        ("memory://", "memory://"),
+        ("postgresql://[secret", "(malformed database URL)"),
+    ],
+)
+def test_urls_are_shown_without_secrets(url: str, shown: str) -> None:
+    assert displayed_url(url) == shown
