@@ -58,6 +58,24 @@ def serve(**flags: Any) -> None:
     _reporting_errors(run)
 
 
+@cli.command()
+@click.option("--url", metavar="URL", help="A running server to aim at (a temporary SQLite file of its own).")
+@click.option("--token", metavar="TOKEN", envvar="LIGHTNING_SQL_TOKEN", help="The server's bearer token.")
+@click.option("--rollouts", type=click.IntRange(1), default=200, metavar="N", help="How many to enqueue (200).")
+@click.option("--runners", type=click.IntRange(1), default=8, metavar="N", help="How many work at once (8).")
+@click.option("--seed", type=int, default=0, metavar="N", help="Of the simulated failures (0).")
+def demo(**options: Any) -> None:
+    """Watch simulated runners work through a queue of rollouts."""
+
+    def run() -> None:
+        from lightning_api.demo import DemoOptions, run_demo
+
+        if not run_demo(DemoOptions(**options)).sound:
+            sys.exit(EXIT_DRIFT)
+
+    _reporting_errors(run)
+
+
 @cli.group()
 def migrate() -> None:
     """Bring a database's schema up to date, or look at it."""

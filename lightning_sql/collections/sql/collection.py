@@ -181,7 +181,8 @@ class SqlCollection(SqlContainer, Collection[T]):
             if not checked:
                 return []
             return await self._session.write(
-                lambda connection: self._in_rounds(connection, checked, fields, self._update), undo=True
+                lambda connection: self._in_rounds(connection, checked, fields, self._update),
+                undo=len(checked) > 1,
             )
 
     @override
@@ -192,7 +193,8 @@ class SqlCollection(SqlContainer, Collection[T]):
             if not checked:
                 return []
             return await self._session.write(
-                lambda connection: self._in_rounds(connection, checked, fields, self._upsert), undo=True
+                lambda connection: self._in_rounds(connection, checked, fields, self._upsert),
+                undo=len(checked) > 1,
             )
 
     @override
@@ -200,7 +202,7 @@ class SqlCollection(SqlContainer, Collection[T]):
         checked = checks.check_items(items, self._item_type)
         async with self._tracked("delete"):
             if checked:
-                await self._session.write(lambda connection: self._delete(connection, checked), undo=True)
+                await self._session.write(lambda connection: self._delete(connection, checked), undo=len(checked) > 1)
 
     async def _in_rounds(
         self, connection: AsyncConnection, items: Sequence[T], fields: Sequence[str] | None, write: Any
