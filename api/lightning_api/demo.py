@@ -264,6 +264,10 @@ def _state_line(demo: Demo) -> str:
     return f"{work}  {statuses}"
 
 
+def _plain_line(demo: Demo) -> str:
+    return f"{_finished(demo)}/{demo.options.rollouts} finished  {_state_line(demo)}"
+
+
 def _finished(demo: Demo) -> int:
     return sum(count for status, count in demo.seen.statuses.items() if status in ROLLOUT_FINISHED)
 
@@ -273,13 +277,15 @@ async def show(demo: Demo, console: Console) -> Report:
     run = asyncio.create_task(demo.run())
     try:
         if not console.is_terminal:
-            finished = -1
+            printed = -1
             while not run.done():
-                if _finished(demo) // 20 > finished // 20:
-                    finished = _finished(demo)
-                    console.print(f"{finished}/{demo.options.rollouts} finished  {_state_line(demo)}", soft_wrap=True)
+                if _finished(demo) // 20 > printed // 20:
+                    printed = _finished(demo)
+                    console.print(_plain_line(demo), soft_wrap=True)
                 await asyncio.wait([run], timeout=REFRESH_SECONDS)
-            return await run
+            report = await run
+            console.print(_plain_line(demo), soft_wrap=True)
+            return report
         progress = Progress(
             TextColumn("rollouts"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn(), console=console
         )

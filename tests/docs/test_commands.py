@@ -29,7 +29,8 @@ MAKE_DRY = ("make serve", "make test", "make demo")
 
 
 def blocks(language: str) -> list[tuple[Path, str]]:
-    return [(page, text) for page in PAGES for kind, text in BLOCK.findall(page.read_text()) if kind == language]
+    found = [(page, *block) for page in PAGES for block in BLOCK.findall(page.read_text())]
+    return [(page, text) for page, kind, text in found if kind == language]
 
 
 COMMANDS = [
