@@ -50,10 +50,11 @@ def serve(**flags: Any) -> None:
     """Serve the store. Options can also be variables, as in LIGHTNING_SQL_PORT."""
 
     def run() -> None:
-        # Imported late, so that `--help` need not wait for a web framework.
+        settings = _settings(**flags)
+        # Imported late, so that `--help` and a wrong flag need not wait for a web framework.
         from lightning_api.serve import run as run_service
 
-        run_service(_settings(**flags))
+        run_service(settings)
 
     _reporting_errors(run)
 

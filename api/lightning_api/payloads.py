@@ -14,13 +14,12 @@ from typing import Any, Final
 import msgspec
 from pydantic import BaseModel
 
-__all__ = ["PAYLOAD_DEPTH", "MalformedJsonError", "UndecodableBodyError", "decode_json", "encode_json"]
+from lightning_sql.jsonable import NESTING_LIMIT
 
-PAYLOAD_DEPTH: Final = 500
-"""How deeply arrays and objects may nest in a payload."""
+__all__ = ["MalformedJsonError", "UndecodableBodyError", "decode_json", "encode_json"]
 
-_BODY_DEPTH: Final = PAYLOAD_DEPTH + 4
-"""The same for a request body: a payload stands at most four levels below its root."""
+_BODY_DEPTH: Final = NESTING_LIMIT + 4
+"""How deeply arrays and objects may nest in a body: a payload stands at most four levels below its root."""
 
 _fast_decoder: Final = msgspec.json.Decoder()
 
@@ -53,7 +52,7 @@ def decode_json(body: bytes) -> Any:
         # says where a text is wrong.
         value = _decode_lenient(body)
     if body.count(b"[") + body.count(b"{") > _BODY_DEPTH and _deeper_than(value, _BODY_DEPTH):
-        raise MalformedJsonError(f"the body nests more than {PAYLOAD_DEPTH} levels deep")
+        raise MalformedJsonError(f"the body nests more than {NESTING_LIMIT} levels deep")
     return value
 
 
@@ -67,7 +66,7 @@ def _decode_lenient(body: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise MalformedJsonError(error.msg, error.pos) from None
     except RecursionError:
-        raise MalformedJsonError(f"the body nests more than {PAYLOAD_DEPTH} levels deep") from None
+        raise MalformedJsonError(f"the body nests more than {NESTING_LIMIT} levels deep") from None
     except ValueError:
         raise MalformedJsonError("the body contains an integer of too many digits") from None
 

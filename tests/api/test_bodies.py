@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_api.payloads import PAYLOAD_DEPTH
+from lightning_sql.jsonable import NESTING_LIMIT
 
 ROLLOUTS = "/v1/agl/rollouts"
 JSON = {"content-type": "application/json"}
@@ -94,7 +94,9 @@ async def test_malformed_json_says_where(client: Any, text: str, character: int)
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"input": "\xff"}', '{"input": 1}'.encode("utf-16"), gzip.compress(b'{"input": 1}')]
+    "body",
+    [b'{"input": "\xff"}', '{"input": 1}'.encode("utf-16"), gzip.compress(b'{"input": 1}')],
+    ids=["latin-1", "utf-16", "gzip"],
 )
 async def test_what_is_not_utf8_is_refused(client: Any, body: bytes) -> None:
     answer = await client.post(ROLLOUTS, content=body, headers=JSON | {"content-encoding": "gzip"})
@@ -167,15 +169,15 @@ async def test_long_integers_end_somewhere(client: Any) -> None:
 
 
 async def test_nesting_ends_somewhere(client: Any) -> None:
-    answer = await start(client, nested(PAYLOAD_DEPTH))
+    answer = await start(client, nested(NESTING_LIMIT))
     assert answer.status_code == 201
-    assert json.dumps(answer.json()["input"]) == nested(PAYLOAD_DEPTH)
+    assert json.dumps(answer.json()["input"]) == nested(NESTING_LIMIT)
     page = await client.post(f"{ROLLOUTS}/search", json={})
-    assert json.dumps(page.json()["items"][0]["input"]) == nested(PAYLOAD_DEPTH)
-    for depth in (PAYLOAD_DEPTH + 5, 990, 5_000, 200_000):
+    assert json.dumps(page.json()["items"][0]["input"]) == nested(NESTING_LIMIT)
+    for depth in (NESTING_LIMIT + 1, NESTING_LIMIT + 5, 990, 5_000, 200_000):
         answer = await start(client, nested(depth))
         assert answer.status_code == 422
-        assert answer.json()["detail"][0]["type"] == "json_invalid"
+        assert answer.json()["detail"][0]["loc"][0] == "body"
 
 
 async def test_many_brackets_are_not_depth(client: Any) -> None:

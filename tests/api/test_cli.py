@@ -111,6 +111,7 @@ def test_migrate_postgres(command: Any, postgres_url: str) -> None:
     assert (check.returncode, check.stdout, check.stderr) == (0, "The schema is what this release needs.\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [("up",), ("down", "base"), ("current",), ("check",)])
 def test_migrate_errors(command: Any, verb: tuple[str, ...]) -> None:
     for url in ("memory://", UNREACHABLE, "nonsense"):

@@ -308,6 +308,7 @@ async def test_content_type_parameters(client: Any) -> None:
         (zlib.compress(b""), "deflate"),
         (b"", "br"),
     ],
+    ids=["garbage", "not gzip", "no trailer", "truncated", "more behind", "garbage inside", "deflate", "brotli"],
 )
 async def test_undecodable_bodies(client: Any, body: bytes, encoding: str) -> None:
     headers = {"content-encoding": encoding} if encoding else {}

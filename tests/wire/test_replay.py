@@ -13,7 +13,10 @@ ROOT = HERE.parents[1]
 EXCHANGES = 215
 
 
-@pytest.mark.parametrize("backend", ["memory", "sqlite", "postgres"])
+@pytest.mark.parametrize(
+    "backend",
+    ["memory", pytest.param("sqlite", marks=pytest.mark.slow), pytest.param("postgres", marks=pytest.mark.slow)],
+)
 def test_every_exchange_matches(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     url = "memory://" if backend == "memory" else request.getfixturevalue(f"{backend}_url")
     serve = [sys.executable, "-m", "lightning_api", "serve", "--database-url", url, "--scan-debounce-seconds", "0"]

@@ -207,12 +207,13 @@ class SqlCollection(SqlContainer, Collection[T]):
     async def _in_rounds(
         self, connection: AsyncConnection, items: Sequence[T], fields: Sequence[str] | None, write: Any
     ) -> Sequence[T]:
-        """Write items in statements that each name a key at most once and carry a bounded number of values.
-
-        Keys are written in order, so that two calls that overlap cannot deadlock.
-        """
+        """Write items in statements that each name a key at most once and carry a bounded number of values."""
         results: list[T | None] = [None] * len(items)
         for round_ in _rounds([checks.key_of(item, self._primary_keys) for item in items]):
+            if write == self._update:
+                # In the order of keys, so that two calls that overlap cannot deadlock. What may be inserted
+                # must keep the order that it was given in.
+                round_.sort(key=lambda index: _sortable(checks.key_of(items[index], self._primary_keys)))
             for part in _parts(round_, self._batch_size):
                 written = await write(connection, [items[index] for index in part], fields)
                 for index in part:
@@ -305,7 +306,7 @@ def _rounds(keys: Sequence[Key]) -> list[list[int]]:
         if number == len(rounds):
             rounds.append([])
         rounds[number].append(index)
-    return [sorted(indexes, key=lambda index: _sortable(keys[index])) for indexes in rounds]
+    return rounds
 
 
 def _sortable(key: Key) -> tuple[tuple[str, Any], ...]:
