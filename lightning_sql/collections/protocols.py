@@ -267,8 +267,9 @@ class LightningCollections(TrackedCollection, ABC):
         """A transaction: the collections it yields see and make all changes, or none when its body raises.
 
         Writers that share a label (None is every label) exclude each other; locks are taken in the
-        order of `LABELS`. `snapshot` makes all reads see one state. Contexts of one task do not
-        nest, except reads inside anything. `commit=True` belongs to `execute`.
+        order of `LABELS`. `snapshot` makes all reads of a reading context see one state; a writing
+        one can count on the collections of its labels alone, and on all with `commit`. Contexts of
+        one task do not nest, except reads inside anything. `commit=True` belongs to `execute`.
         """
 
     @abstractmethod

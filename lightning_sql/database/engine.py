@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -112,17 +112,18 @@ class Database:
         await here.engines.dispose()
 
     @contextmanager
-    def translated(self) -> Generator[None]:
-        """Turn errors of the driver and of SQLAlchemy that the body raises into ours."""
+    def translated(self, passing: Sequence[BaseException] = ()) -> Generator[None]:
+        """Turn errors of the driver and of SQLAlchemy that the body raises into ours, but not those in `passing`."""
         try:
             yield
         except LightningError:
             raise
-        except (SQLAlchemyError, OSError, TimeoutError) as error:
-            self._raise(error)
         except Exception as error:
+            if any(error is passed for passed in passing):
+                raise
             # asyncpg's errors arrive unwrapped while connecting.
-            if self.dialect.failure(error) is Failure.OTHER:
+            known = isinstance(error, SQLAlchemyError | OSError | TimeoutError)
+            if not known and self.dialect.failure(error) is Failure.OTHER:
                 raise
             self._raise(error)
 
@@ -152,6 +153,8 @@ class Database:
     async def transaction(self, *, writing: bool, snapshot: bool = False) -> AsyncGenerator[AsyncConnection]:
         """A transaction that commits when the body returns and rolls back when it raises.
 
+        What the body raises is passed on as it is: it may be a timeout, or the network, of somebody else.
+
         Raises:
             DatabaseUnavailableError: no connection; `CommitUnknownError` when it broke during the commit.
             TransactionConflictError: it lost against a concurrent transaction.
@@ -159,14 +162,16 @@ class Database:
         engines = self._here().engines
         engine = engines.writer if writing else engines.reader
         options = self.dialect.transaction_options(writing=writing, snapshot=snapshot)
-        with self.translated():
+        passing: list[BaseException] = []
+        with self.translated(passing):
             async with engine.connect() as connection:
                 if options:
                     await connection.execution_options(**options)
                 transaction = await connection.begin()
                 try:
                     yield connection
-                except BaseException:
+                except BaseException as error:
+                    passing.append(error)
                     await transaction.rollback()
                     raise
                 await self._commit(transaction.commit(), writing)

@@ -113,8 +113,9 @@ class Migrations:
 
     async def _read(self, work: Callable[[Connection], R]) -> R:
         try:
-            async with self._database.transaction(writing=False) as connection:
-                return await connection.run_sync(work)
+            with self._database.translated():
+                async with self._database.transaction(writing=False) as connection:
+                    return await connection.run_sync(work)
         finally:
             await self._database.close()
 
@@ -127,11 +128,12 @@ class Migrations:
                 del self._config.attributes["connection"]
 
         try:
-            async with self._database.transaction(writing=True) as connection:
-                lock = self._database.dialect.lock([MIGRATION_LOCK])
-                if lock is not None:
-                    await connection.execute(lock)
-                await connection.run_sync(run)
+            with self._database.translated():
+                async with self._database.transaction(writing=True) as connection:
+                    lock = self._database.dialect.lock([MIGRATION_LOCK])
+                    if lock is not None:
+                        await connection.execute(lock)
+                    await connection.run_sync(run)
         except CommandError as error:
             raise ConfigurationError(str(error)) from None
         finally:

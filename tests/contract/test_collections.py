@@ -1,18 +1,13 @@
 """The contract of the storage protocols, over memory, SQLite and PostgreSQL."""
 
-import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData, Table
 
 from lightning_sql.collections.memory import MemoryCollection, MemoryKeyValue, MemoryQueue
 from lightning_sql.collections.protocols import LightningCollections
 from lightning_sql.collections.sql import SqlCollection, SqlKeyValue, SqlQueue
-from lightning_sql.collections.sql.session import Session
-from lightning_sql.database.engine import Database
-from lightning_sql.database.schema import collection_table, key_value_table, metadata, queue_table
 from lightning_sql.testing.collections_contract import (
     CollectionContract,
     KeyValueContract,
@@ -22,63 +17,23 @@ from lightning_sql.testing.collections_contract import (
     QueueContract,
     TransactionContract,
 )
-from lightning_sql.testing.samples import SAMPLE_KEYS, Plain, Sample
-from tests.backends import POSTGRES, CollectionsOf, run_apart
-
-METADATA = MetaData(naming_convention=metadata.naming_convention)
-TABLES: dict[type[Any], Table] = {
-    Sample: collection_table("sample_items", Sample, SAMPLE_KEYS, METADATA),
-    Plain: collection_table("plain_items", Plain, ["key"], METADATA),
-}
-QUEUE = queue_table("sample_queue", METADATA)
-VALUES = key_value_table("sample_values", METADATA)
-
-
-@pytest.fixture(scope="session")
-def with_sample_tables() -> Callable[[str], None]:
-    """Adds the tables of the suites' own item types to a database, once."""
-    done: set[str] = set()
-
-    async def create(url: str) -> None:
-        database = Database(url)
-        async with database.transaction(writing=True) as connection:
-            await connection.run_sync(METADATA.create_all)
-        await database.close()
-
-    def ensure(url: str) -> None:
-        if url not in done:
-            run_apart(create(url))
-            done.add(url)
-
-    return ensure
+from lightning_sql.testing.samples import Plain
+from tests.backends import (
+    POSTGRES,
+    SAMPLE_QUEUE,
+    SAMPLE_TABLES,
+    SAMPLE_VALUES,
+    CollectionsOf,
+    Sessions,
+    SessionsOf,
+)
 
 
-class Sessions:
-    """Sessions on one database, each in a partition of its own; None over memory."""
-
-    def __init__(self, database: Database | None) -> None:
-        self.database = database
-
-    def fresh(self) -> Session | None:
-        return None if self.database is None else Session(self.database, uuid.uuid4().hex)
-
-
-@pytest.fixture(scope="session", params=["memory", "sqlite", POSTGRES])
-def database_url(request: pytest.FixtureRequest, with_sample_tables: Callable[[str], None]) -> str | None:
-    """The URL of the database that a test runs on, or None for memory."""
-    if request.param == "memory":
-        return None
-    url = request.getfixturevalue(f"prepared_{request.param}")
-    with_sample_tables(url)
-    return url
-
-
-@pytest.fixture
-async def sessions(database_url: str | None) -> AsyncIterator[Sessions]:
-    database = None if database_url is None else Database(database_url)
-    yield Sessions(database)
-    if database is not None:
-        await database.close()
+@pytest.fixture(params=["memory", "sqlite", POSTGRES])
+async def sessions(request: pytest.FixtureRequest, sessions_of: SessionsOf) -> AsyncIterator[Sessions]:
+    sessions = sessions_of(request.param)
+    yield sessions
+    await sessions.close()
 
 
 class TestCollection(CollectionContract):
@@ -88,7 +43,7 @@ class TestCollection(CollectionContract):
             session = sessions.fresh()
             if session is None:
                 return MemoryCollection(item_type, primary_keys)
-            return SqlCollection(session, TABLES[item_type], item_type, primary_keys)
+            return SqlCollection(session, SAMPLE_TABLES[item_type], item_type, primary_keys)
 
         return make
 
@@ -98,7 +53,7 @@ class TestQueue(QueueContract):
     def make_queue(self, sessions: Sessions) -> MakeQueue:
         async def make(item_type: type[Any]) -> Any:
             session = sessions.fresh()
-            return MemoryQueue(item_type) if session is None else SqlQueue(session, QUEUE, item_type)
+            return MemoryQueue(item_type) if session is None else SqlQueue(session, SAMPLE_QUEUE, item_type)
 
         return make
 
@@ -108,7 +63,7 @@ class TestKeyValue(KeyValueContract):
     def make_key_value(self, sessions: Sessions) -> MakeKeyValue:
         async def make() -> Any:
             session = sessions.fresh()
-            return MemoryKeyValue() if session is None else SqlKeyValue(session, VALUES)
+            return MemoryKeyValue() if session is None else SqlKeyValue(session, SAMPLE_VALUES)
 
         return make
 

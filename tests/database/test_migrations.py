@@ -20,8 +20,9 @@ from lightning_sql.store.factory import migrations_of, open_store, prepare_datab
 async def execute(database_url: str, statement: str) -> None:
     database = Database(database_url)
     try:
-        async with database.transaction(writing=True) as connection:
-            await connection.exec_driver_sql(statement)
+        with database.translated():
+            async with database.transaction(writing=True) as connection:
+                await connection.exec_driver_sql(statement)
     finally:
         await database.close()
 

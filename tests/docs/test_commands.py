@@ -1,58 +1,43 @@
 """Every command and every snippet of the README and the docs is run as it stands."""
 
-import contextlib
-import http.client
-import os
+import json
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightning_api.settings import Settings
 from lightning_sql.testing.postgres import PostgresServer
+from tests.commands import ROOT, call, environment, run, serving
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = "http://127.0.0.1:4747"
+DATABASE = "postgresql://user@localhost/training"
 
-# These make an environment of their own, or run this very suite: only what they would do is looked at.
-MAKE_DRY = ("make serve", "make test", "make demo")
+# These run this very suite, and would run this test again: only what they would do is looked at.
+DRY = ("make test", "make test-fast", "make lint")
+
+COMMANDS_IN = ("console", "sh", "bash", "shell")
+TEXT_IN = ("", "text")
 
 
-def blocks(language: str) -> list[tuple[Path, str]]:
+def blocks(*languages: str) -> list[tuple[Path, str]]:
     found = [(page, *block) for page in PAGES for block in BLOCK.findall(page.read_text())]
-    return [(page, text) for page, kind, text in found if kind == language]
+    return [(page, text) for page, language, text in found if language in languages]
 
 
 COMMANDS = [
     pytest.param(page, line, id=f"{page.name}-{line[:60]}")
-    for page, text in blocks("console")
+    for page, text in blocks(*COMMANDS_IN)
     for line in text.splitlines()
 ]
 SNIPPETS = [pytest.param(page, text, id=f"{page.name}-{index}") for index, (page, text) in enumerate(blocks("python"))]
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Where `lightning-sql` is this checkout's, and nothing is set."""
-    binaries = folder / "bin"
-    binaries.mkdir()
-    script = binaries / "lightning-sql"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m lightning_api "$@"\n')
-    script.chmod(0o755)
-    return {
-        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'api'}",
-        "HOME": str(folder),
-    }
 
 
 @pytest.fixture
@@ -67,35 +52,22 @@ def variables(tmp_path: Path) -> dict[str, str]:
     return environment(tmp_path)
 
 
-def answers(port: int, path: str) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
+def checkout(place: Path, variables: dict[str, str]) -> None:
+    """What `make` needs of a checkout, with an environment that it takes for installed: this one."""
+    for file in (ROOT / "Makefile", ROOT / "pyproject.toml", *ROOT.glob("requirements*")):
+        shutil.copy(file, place)
+    installed = place / ".venv"
+    binaries = installed / "bin"
+    binaries.mkdir(parents=True)
+    (binaries / "python").symlink_to(sys.executable)
+    (binaries / "activate").write_text(str(installed))
+    shutil.copy(shutil.which("lightning-sql", path=variables["PATH"]) or "", binaries)
+    for stamp in (".runtime-lock", ".runtime"):
+        (installed / stamp).touch()
 
 
-@contextlib.contextmanager
-def server(arguments: list[str], port: int, place: Path, variables: dict[str, str]) -> Iterator[None]:
-    """A server that was started by a command; it must stop cleanly."""
-    process = subprocess.Popen([*arguments, "--port", str(port)], cwd=place, env=variables)
-    try:
-        deadline = time.monotonic() + 60
-        while not answers(port, "/readyz"):
-            assert process.poll() is None, "the server ended by itself"
-            assert time.monotonic() < deadline, "the server does not answer"
-            time.sleep(0.05)
-        yield
-    finally:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 0
-
-
-def run(arguments: list[str], place: Path, variables: dict[str, str]) -> str:
-    done = subprocess.run(arguments, cwd=place, env=variables, capture_output=True, text=True, timeout=120, check=False)
+def succeed(arguments: list[str], place: Path, variables: dict[str, str]) -> str:
+    done = run(arguments, place, variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -111,51 +83,95 @@ def test_a_command(
     unused_tcp_port: int,
 ) -> None:
     """A command that this test does not know how to run fails it."""
-    if line in MAKE_DRY:
-        for file in (ROOT / "Makefile", ROOT / "pyproject.toml", *ROOT.glob("requirements*")):
-            shutil.copy(file, place)
-        assert run(["make", "--dry-run", *line.split()[1:]], place, variables | {"PATH": os.environ["PATH"]})
-        return
+    port = unused_tcp_port
     # The documented port and database belong to whoever reads the docs.
-    line = line.replace(ADDRESS, f"http://127.0.0.1:{unused_tcp_port}")
-    arguments = shlex.split(line.replace("postgresql://user@localhost/training", postgres.create_database()))
-    match arguments[:2]:
-        case ["lightning-sql", "serve"]:
-            with server(arguments, unused_tcp_port, place, variables):
-                pass
-        case ["lightning-sql", "migrate"]:
-            run(["lightning-sql", "migrate", "up"], place, variables)
-            assert run(arguments, place, variables)
-        case ["lightning-sql", "demo"] if "--url" in arguments:
-            with server(
-                ["lightning-sql", "serve", "--scan-debounce-seconds", "0.2"], unused_tcp_port, place, variables
-            ):
-                assert "NO" not in run(arguments, place, variables)
-        case ["lightning-sql", "demo"]:
-            assert "NO" not in run(arguments, place, variables)
-        case ["curl", "-s"]:
-            with server(["lightning-sql", "serve"], unused_tcp_port, place, variables):
-                ask(arguments, unused_tcp_port)
+    database = postgres.create_database() if DATABASE in line else ""
+    arguments = shlex.split(line.replace(ADDRESS, f"http://127.0.0.1:{port}").replace(DATABASE, database))
+    server = ["lightning-sql", "serve", "--scan-debounce-seconds", "0.2", "--port", str(port)]
+    match arguments:
+        case ["make", *_]:
+            checkout(place, variables)
+            make(line, arguments, port, place, variables)
+        case ["lightning-sql", "serve", *_]:
+            with serving([*arguments, "--port", str(port)], port, place, variables):
+                assert json.loads(call(port, "/v1/agl/health")[1]) == {"status": "ok"}
+        case ["lightning-sql", "migrate", *_]:
+            succeed(["lightning-sql", "migrate", "up"], place, variables)
+            assert succeed(arguments, place, variables)
+        case ["lightning-sql", "demo", "--url", *_]:
+            with serving(server, port, place, variables):
+                shows_a_sound_run(succeed(arguments, place, variables))
+        case ["lightning-sql", "demo", *_]:
+            shows_a_sound_run(succeed(arguments, place, variables))
+        case ["curl", "-s", *words]:
+            with serving(server, port, place, variables):
+                status, body = ask(words, port)
+                assert status in (200, 201), body
+                json.loads(body)
         case _:
             pytest.fail(f"{page.name} has a command that nothing runs: {line}")
 
 
-def ask(arguments: list[str], port: int) -> None:
+def make(line: str, arguments: list[str], port: int, place: Path, variables: dict[str, str]) -> None:
+    match arguments:
+        case _ if line in DRY:
+            assert succeed(["make", "--dry-run", *arguments[1:]], place, variables)
+        case ["make", "serve"]:
+            with serving([*arguments, f"ARGS=--port {port}"], port, place, variables):
+                assert json.loads(call(port, "/v1/agl/health")[1]) == {"status": "ok"}
+            assert (place / "lightning.db").exists()
+        case ["make", "demo"]:
+            shows_a_sound_run(succeed(arguments, place, variables))
+        case ["make", "demo", aimed] if aimed.startswith("ARGS=--url"):
+            server = ["lightning-sql", "serve", "--scan-debounce-seconds", "0.2", "--port", str(port)]
+            with serving(server, port, place, variables):
+                shows_a_sound_run(succeed(arguments, place, variables))
+        case _:
+            pytest.fail(f"a make command that nothing runs: {line}")
+
+
+def shows_a_sound_run(shown: str) -> None:
+    assert "What happened" in shown
+    assert shown.count("yes") == 5
+    assert "NO" not in shown
+
+
+def ask(words: list[str], port: int) -> tuple[int, str]:
     """Do what a curl command does: machines without curl must pass, too."""
-    headers, body, path = {}, None, ""
-    words = iter(arguments[2:])
-    for word in words:
-        if word == "-H":
-            name, _, value = next(words).partition(": ")
-            headers[name] = value
-        elif word == "-d":
-            body = next(words)
-        else:
-            path = word.removeprefix(f"http://127.0.0.1:{port}")
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request("GET" if body is None else "POST", path, body, headers)
-    assert connection.getresponse().status in (200, 201)
-    connection.close()
+    headers: dict[str, str] = {}
+    body, path = None, ""
+    rest = iter(words)
+    for word in rest:
+        match word:
+            case "-H":
+                name, _, value = next(rest).partition(": ")
+                headers[name] = value
+            case "-d":
+                body = next(rest)
+            case _:
+                path = word.removeprefix(f"http://127.0.0.1:{port}")
+                assert path.startswith("/"), f"curl has an option that this test does not know: {word}"
+    return call(port, path, body, headers)
+
+
+@pytest.mark.slow
+def test_the_quick_start_in_its_order(place: Path, variables: dict[str, str], unused_tcp_port: int) -> None:
+    """What is put into the queue comes out of it, and the demo finds it empty."""
+    port = unused_tcp_port
+    lines = [line for page, text in blocks(*COMMANDS_IN) if page.name == "quickstart.md" for line in text.splitlines()]
+    answers: dict[str, Any] = {}
+    with serving(["lightning-sql", "serve", "--port", str(port)], port, place, variables):
+        for line in lines:
+            if line.startswith("curl"):
+                words = shlex.split(line.replace(ADDRESS, f"http://127.0.0.1:{port}"))[2:]
+                answers[line.split()[2].removeprefix(ADDRESS)] = json.loads(ask(words, port)[1])
+        waiting = json.loads(call(port, "/v1/agl/rollouts?status_in=queuing&status_in=requeuing")[1])
+    assert answers["/v1/agl/health"] == {"status": "ok"}
+    [enqueued], [claimed] = answers["/v1/agl/queues/rollouts/enqueue"], answers["/v1/agl/queues/rollouts/dequeue"]
+    assert claimed["rollout_id"] == enqueued["rollout_id"]
+    assert claimed["attempt"]["worker_id"] == "runner-1"
+    assert answers["/v1/agl/statistics"]["total_rollouts"] == 1
+    assert waiting["total"] == 0
 
 
 @pytest.mark.slow
@@ -166,8 +182,17 @@ def test_a_snippet(page: Path, snippet: str, place: Path, variables: dict[str, s
         bare = "import sys, types, importlib.util as u; m = types.ModuleType('agentlightning'); "
         bare += "m.__path__ = list(u.find_spec('agentlightning').submodule_search_locations); "
         snippet = f"{bare}sys.modules['agentlightning'] = m\n{snippet}"
-    assert page.exists()
-    run([sys.executable, "-c", snippet], place, variables)
+    succeed([sys.executable, "-c", snippet], place, variables)
+
+
+def test_every_block_is_run_or_plain_text() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        languages = {language for language, _ in BLOCK.findall(text)}
+        assert languages <= {*COMMANDS_IN, *TEXT_IN, "python"}, page.name
+        # None is indented, left open or fenced in another way, which would hide it from this test.
+        assert 2 * len(BLOCK.findall(text)) == text.count("```"), page.name
+        assert "~~~" not in text, page.name
 
 
 def test_there_is_something_to_run() -> None:
@@ -181,27 +206,32 @@ def test_every_link_to_a_file_leads_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_readme_lists_every_setting() -> None:
+def shown(value: object) -> str:
+    """How the README shows a default."""
+    match value:
+        case None | ():
+            return "none"
+        case False:
+            return "no"
+        case float():
+            return f"`{value:g}`"
+        case _:
+            return f"`{value}`"
+
+
+def test_the_readme_lists_every_setting_with_its_default() -> None:
     rows = re.findall(
         r"^\| `(--[\w-]+)` \| `(LIGHTNING_SQL_\w+)` \| (.+?) \|", (ROOT / "README.md").read_text(), re.MULTILINE
     )
-    settings = {f"LIGHTNING_SQL_{setting.name.upper()}": setting.default for setting in fields(Settings)}
-    assert [variable for _, variable, _ in rows] == list(settings)
-    for option, variable, default in rows:
-        assert variable.startswith("LIGHTNING_SQL_" + option[2:].replace("-", "_").upper())
-        value = settings[variable]
-        if isinstance(value, str | int) and not isinstance(value, bool):
-            assert default == f"`{value}`"
+    settings = [(f"LIGHTNING_SQL_{setting.name.upper()}", shown(setting.default)) for setting in fields(Settings)]
+    assert [(variable, default) for _, variable, default in rows] == settings
+    for option, variable, _ in rows:
+        # A list is one option, repeated, and one variable.
+        assert variable.removesuffix("S") == "LIGHTNING_SQL_" + option[2:].replace("-", "_").upper().removesuffix("S")
 
 
-def test_the_readme_lists_every_option_of_serve() -> None:
-    help_text = subprocess.run(
-        [sys.executable, "-m", "lightning_api", "serve", "--help"],
-        env={"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'api'}", "PATH": os.environ["PATH"], "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+def test_the_readme_lists_every_option_of_serve(tmp_path: Path, variables: dict[str, str]) -> None:
+    help_text = succeed(["lightning-sql", "serve", "--help"], tmp_path, variables)
     documented = set(re.findall(r"^\| `(--[\w-]+)`", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", help_text)) - {"--help"} == documented
     assert len(help_text.splitlines()) <= 24

@@ -171,7 +171,7 @@ class SqlCollection(SqlContainer, Collection[T]):
             except DuplicatedPrimaryKeyError as error:
                 if isinstance(error, self._duplicate_error):
                     raise
-                raise self._duplicate_error(str(error)) from error
+                raise self._duplicate_error(str(error)) from None
 
     @override
     async def update(self, items: Sequence[T], update_fields: Sequence[str] | None = None) -> Sequence[T]:

@@ -150,7 +150,7 @@ class SqlCollections(LightningCollections):
         **kwargs: Any,
     ) -> AsyncGenerator[Self]:
         checks.check_not_committing(commit)
-        async with self._transaction(mode, snapshot, labels) as collections:
+        async with self._transaction(mode, snapshot and mode == "r", labels) as collections:
             yield collections
 
     @override
@@ -165,7 +165,10 @@ class SqlCollections(LightningCollections):
         **kwargs: Any,
     ) -> R:
         async def attempt() -> R:
-            async with self._transaction(mode, snapshot, labels) as collections:
+            # A writer that reads a snapshot can lose against another one even though it waited for its
+            # locks, since the snapshot is as old as the wait: only what may run again can have one.
+            isolated = snapshot and (commit or mode == "r")
+            async with self._transaction(mode, isolated, labels) as collections:
                 return await callback(collections)
 
         # Reads change nothing, so they may always run again.
@@ -186,7 +189,8 @@ class SqlCollections(LightningCollections):
     async def _lock(self, connection: AsyncConnection, labels: Iterable[AtomicLabel]) -> float:
         """Take the locks of the labels, in order; the time after that."""
         statement = self._database.dialect.lock([lock_key(self._partition, label) for label in labels])
-        instant = None if statement is None else (await connection.execute(statement)).one()[-1]
+        with self._database.translated():
+            instant = None if statement is None else (await connection.execute(statement)).one()[-1]
         if self._clock is not None:
             return self._clock()
         return time.time() if instant is None else instant

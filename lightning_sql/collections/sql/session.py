@@ -48,8 +48,9 @@ class Session:
                 return await work(self.connection)
 
     async def _alone(self, work: Work[R], *, writing: bool) -> R:
-        async with self.database.transaction(writing=writing) as connection:
-            return await work(connection)
+        with self.database.translated():
+            async with self.database.transaction(writing=writing) as connection:
+                return await work(connection)
 
 
 class SqlContainer(TrackedCollection):

@@ -255,6 +255,12 @@ class CollectionWrites:
         assert list(await samples.upsert(items, [])) == expected
         assert await contents(samples) == [sample(1, name="kept"), sample(2, name="new")]
 
+    async def test_upsert_inserts_in_the_order_given(self, samples: Collection[Sample]) -> None:
+        await samples.insert([sample(5)])
+        await samples.upsert([sample(number, group) for group, number in (("g", 9), ("b", 1), ("g", 5), ("a", 7))])
+        await samples.upsert([sample(3), sample(2), sample(3), sample(1)], ["name"])
+        assert numbers(await contents(samples)) == [5, 9, 1, 7, 3, 2, 1]
+
     async def test_a_new_key_twice_is_inserted_then_updated(self, samples: Collection[Sample]) -> None:
         results = await samples.upsert([sample(1, name="a", count=1), sample(1, name="b", count=2)], ["name"])
         assert list(results) == [sample(1, name="a", count=1), sample(1, name="b", count=1)]

@@ -37,7 +37,8 @@ class AttemptContract(StoreFixtures):
         for _ in range(4):
             await advance(0.002)
             await store.start_attempt(rollout.rollout_id)
-        await store.update_attempt(rollout.rollout_id, (await attempt_of(store, rollout.rollout_id, 3)).attempt_id, "failed")  # fmt: skip
+        third = await attempt_of(store, rollout.rollout_id, 3)
+        await store.update_attempt(rollout.rollout_id, third.attempt_id, "failed")
 
         async def numbers(**options: Any) -> list[int]:
             page = await store.query_attempts(rollout.rollout_id, **options)

@@ -115,7 +115,8 @@ class BatchContract(StoreFixtures):
 
     async def test_thousands_of_spans_in_one_call(self, store: LightningStore) -> None:
         started = await store.start_rollout(1)
-        spans = [make_span(started.rollout_id, started.attempt.attempt_id, f"s{number}", number) for number in range(1, 1501)]
+        key = (started.rollout_id, started.attempt.attempt_id)
+        spans = [make_span(*key, f"s{number}", number) for number in range(1, 1501)]
         receipt = await store.import_spans(spans)
         assert [span.span_id for span in receipt.stored] == [span.span_id for span in spans]
         page = await store.query_spans(started.rollout_id, limit=2, offset=1000)

@@ -189,8 +189,12 @@ class RolloutContract(StoreFixtures):
             {"a": 1}, mode="test", resources_id="r", config=RolloutConfig(max_attempts=2), metadata={"m": 1}
         )
         changes: dict[str, Any] = {
-            "input": [1], "mode": "train", "resources_id": "s", "config": RolloutConfig(timeout_seconds=9), "metadata": {"n": 2}
-        }  # fmt: skip
+            "input": [1],
+            "mode": "train",
+            "resources_id": "s",
+            "config": RolloutConfig(timeout_seconds=9),
+            "metadata": {"n": 2},
+        }
         expected = rollout
         for name, value in changes.items():
             expected = expected.model_copy(update={name: value})

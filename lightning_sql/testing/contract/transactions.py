@@ -51,6 +51,12 @@ async def everything(collections: LightningCollections) -> dict[str, Any]:
     }
 
 
+async def change_and_fail(inside: LightningCollections) -> None:
+    """Change something everywhere, then raise."""
+    await change(inside)
+    raise DeliberateError
+
+
 async def fill(collections: LightningCollections) -> None:
     """Put something into each of the seven."""
     await collections.rollouts.insert(
@@ -152,17 +158,12 @@ class TransactionContract:
         before = await everything(collections)
         with pytest.raises(DeliberateError):
             async with collections.atomic(mode="rw", snapshot=snapshot) as inside:
-                await change(inside)
-                raise DeliberateError
+                await change_and_fail(inside)
         assert await everything(collections) == before
-
-        async def fail(inside: LightningCollections) -> None:
-            await change(inside)
-            raise DeliberateError
 
         for commit in (False, True):
             with pytest.raises(DeliberateError):
-                await collections.execute(fail, mode="rw", snapshot=snapshot, commit=commit)
+                await collections.execute(change_and_fail, mode="rw", snapshot=snapshot, commit=commit)
             assert await everything(collections) == before
         await change(collections)
         assert await everything(collections) != before
@@ -190,11 +191,14 @@ class TransactionContract:
 
     async def test_the_order_of_insertion_survives_a_rollback(self, collections: LightningCollections) -> None:
         await collections.rollouts.insert([rollout(number) for number in (3, 1, 2)])
+
+        async def reorder_and_fail(inside: LightningCollections) -> None:
+            await inside.rollouts.delete([rollout(1), rollout(3)])
+            await inside.rollouts.insert([rollout(3), rollout(1)])
+            raise DeliberateError
+
         with pytest.raises(DeliberateError):
-            async with collections.atomic() as inside:
-                await inside.rollouts.delete([rollout(1), rollout(3)])
-                await inside.rollouts.insert([rollout(3), rollout(1)])
-                raise DeliberateError
+            await collections.execute(reorder_and_fail)
         await collections.rollouts.insert([rollout(0)])
         assert [item.input for item in (await collections.rollouts.query()).items] == [3, 1, 2, 0]
 
@@ -224,12 +228,15 @@ class TransactionContract:
         assert await collections.span_sequence_ids.get("ro-1") == 7
 
     async def test_an_error_blocks_nobody_after_it(self, collections: LightningCollections) -> None:
+        async def insert_and_fail(inside: LightningCollections) -> None:
+            await inside.rollouts.insert([rollout(1)])
+            raise DeliberateError
+
         async with asyncio.timeout(PATIENCE):
             for _ in range(3):
                 with pytest.raises(DeliberateError):
                     async with collections.atomic(labels=["rollouts"]) as inside:
-                        await inside.rollouts.insert([rollout(1)])
-                        raise DeliberateError
+                        await insert_and_fail(inside)
                 with pytest.raises(DuplicatedPrimaryKeyError):
                     await collections.rollouts.insert([rollout(2), rollout(2)])
             async with collections.atomic() as inside:

@@ -1,0 +1,231 @@
+"""The backends that the contract suites run over: memory, SQLite, PostgreSQL, and the service in front of each.
+
+Databases are prepared once; every test gets a partition of its own, so that it also runs beside the
+rows of the others.
+"""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import pytest
+import uvicorn
+from litestar import Litestar
+from sqlalchemy import MetaData, Table
+
+from lightning_api.app import create_app, service_of
+from lightning_api.client import LightningClient
+from lightning_api.settings import Settings
+from lightning_sql.collections.memory import MemoryCollections
+from lightning_sql.collections.protocols import LightningCollections
+from lightning_sql.collections.sql import SqlCollections
+from lightning_sql.collections.sql.session import Session
+from lightning_sql.database.engine import Database
+from lightning_sql.database.schema import collection_table, key_value_table, metadata, queue_table
+from lightning_sql.store.collection_store import CollectionStore
+from lightning_sql.store.factory import prepare_database
+from lightning_sql.store.interface import LightningStore
+from lightning_sql.testing.postgres import PostgresServer
+from lightning_sql.testing.samples import SAMPLE_KEYS, Plain, Sample
+
+START = 1_700_000_000.0
+POSTGRES = pytest.param("postgres", marks=pytest.mark.slow)
+
+
+def run_apart(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end, also where an event loop is running already."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(asyncio.run, work).result()
+
+
+class Clock:
+    """Seconds since the epoch, which pass only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(scope="session")
+def prepared_sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of an SQLite file with our tables, for the whole session."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('contract') / 'lightning.db'}?synchronous=NORMAL"
+    run_apart(prepare_database(url))
+    return url
+
+
+@pytest.fixture(scope="session")
+def prepared_postgres(postgres: PostgresServer) -> Iterator[str]:
+    """The URL of a PostgreSQL database with our tables, for the whole session."""
+    url = postgres.create_database()
+    run_apart(prepare_database(url))
+    yield url
+    postgres.drop_database(url)
+
+
+METADATA = MetaData(naming_convention=metadata.naming_convention)
+SAMPLE_TABLES: dict[type[Any], Table] = {
+    Sample: collection_table("sample_items", Sample, SAMPLE_KEYS, METADATA),
+    Plain: collection_table("plain_items", Plain, ["key"], METADATA),
+}
+SAMPLE_QUEUE = queue_table("sample_queue", METADATA)
+SAMPLE_VALUES = key_value_table("sample_values", METADATA)
+
+
+@pytest.fixture(scope="session")
+def with_sample_tables() -> Callable[[str], None]:
+    """Adds the tables of the suites' own item types to a database, once."""
+    done: set[str] = set()
+
+    async def create(url: str) -> None:
+        database = Database(url)
+        async with database.transaction(writing=True) as connection:
+            await connection.run_sync(METADATA.create_all)
+        await database.close()
+
+    def ensure(url: str) -> None:
+        if url not in done:
+            run_apart(create(url))
+            done.add(url)
+
+    return ensure
+
+
+class Sessions:
+    """Sessions on one database, each in a partition of its own; None over memory."""
+
+    def __init__(self, database_url: str | None) -> None:
+        self.database = None if database_url is None else Database(database_url)
+
+    def fresh(self) -> Session | None:
+        return None if self.database is None else Session(self.database, uuid.uuid4().hex)
+
+    async def close(self) -> None:
+        if self.database is not None:
+            await self.database.close()
+
+
+SessionsOf = Callable[[str], Sessions]
+
+
+@pytest.fixture
+def sessions_of(database_of: Callable[[str], str], with_sample_tables: Callable[[str], None]) -> SessionsOf:
+    """Sessions of a kind, on a database with the tables of the suites' item types."""
+
+    def make(kind: str) -> Sessions:
+        if kind == "memory":
+            return Sessions(None)
+        url = database_of(kind)
+        with_sample_tables(url)
+        return Sessions(url)
+
+    return make
+
+
+@pytest.fixture
+def database_of(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """The URL of the prepared database of a kind: `sqlite` or `postgres`."""
+    return lambda kind: request.getfixturevalue(f"prepared_{kind}")
+
+
+CollectionsOf = Callable[[str], LightningCollections]
+
+
+@pytest.fixture
+def collections_of(database_of: Callable[[str], str], clock: Clock) -> CollectionsOf:
+    """Empty collections of a kind: `memory`, `sqlite` or `postgres`."""
+
+    def make(kind: str) -> LightningCollections:
+        if kind == "memory":
+            return MemoryCollections(clock=clock)
+        return SqlCollections(Database(database_of(kind)), partition=uuid.uuid4().hex, clock=clock)
+
+    return make
+
+
+class ServerThread:
+    """A uvicorn server of an application, in a thread and an event loop of its own.
+
+    Starting and stopping a server takes longer than most tests, so one server serves the whole
+    session, each test with a store of its own.
+    """
+
+    def __init__(self, app: Litestar) -> None:
+        self.service = service_of(app)
+        self._server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="on"))
+        self._ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="contract server")
+
+    async def _serve(self) -> None:
+        serving = asyncio.create_task(self._server.serve())
+        while not self._server.started and not serving.done():  # noqa: ASYNC110 - uvicorn tells nobody when it is
+            await asyncio.sleep(0.002)
+        if self._server.started:
+            self._ready.set_result(asyncio.get_running_loop())
+        else:
+            self._ready.set_exception(RuntimeError("the server did not start"))
+        await serving
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._loop = self._ready.result(timeout=30)
+        self._own_store = self.service.store
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.service.current_store = self._own_store
+        self._server.should_exit = True
+        self._thread.join()
+
+    @property
+    def address(self) -> str:
+        host, port = self._server.servers[0].sockets[0].getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    @asynccontextmanager
+    async def serving(self, store: LightningStore) -> AsyncIterator[str]:
+        """The address at which the store is served; it is closed at the end, in the loop that used it."""
+        self.service.current_store = store
+        yield self.address
+        await self.close(store)
+
+    async def close(self, store: LightningStore) -> None:
+        """Close a store in the event loop that used it."""
+        self.service.current_store = self._own_store
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(store.close(), self._loop))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ServerThread]:
+    with ServerThread(create_app(Settings(database_url="memory://", scan_debounce_seconds=0))) as server:
+        yield server
+
+
+@pytest.fixture
+async def store_of(
+    request: pytest.FixtureRequest, collections_of: CollectionsOf, clock: Clock
+) -> AsyncIterator[LightningStore]:
+    """An empty store of the kind that the test is parametrized with, `http-…` for a client of one."""
+    kind: str = request.param
+    collections = collections_of(kind.removeprefix("http-"))
+    store = CollectionStore(collections, scan_debounce_seconds=0, clock=clock)
+    if not kind.startswith("http-"):
+        yield store
+        await store.close()
+        return
+    server: ServerThread = request.getfixturevalue("server")
+    async with server.serving(store) as address:
+        client = LightningClient(address)
+        yield client
+        await client.close()

@@ -1,0 +1,266 @@
+"""What is the HTTP client's own: errors, retries, ids that are hard to put into a path, long waits."""
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
+
+from lightning_api import client as client_module
+from lightning_api import client_transport
+from lightning_api.app import create_app
+from lightning_api.client import LightningClient
+from lightning_api.settings import Settings
+from lightning_sql.collections.memory import MemoryCollections
+from lightning_sql.errors import (
+    ConfigurationError,
+    DatabaseUnavailableError,
+    InvalidRequestError,
+    LightningError,
+    RecordNotFoundError,
+    UnstorableValueError,
+)
+from lightning_sql.store.collection_store import CollectionStore
+from lightning_sql.testing.samples import make_span
+from tests.backends import ServerThread
+
+PATIENCE = 30.0
+
+
+@pytest.fixture
+async def client(server: ServerThread) -> AsyncIterator[LightningClient]:
+    async with server.serving(CollectionStore(MemoryCollections(), scan_debounce_seconds=0)) as address:
+        async with LightningClient(address) as client:
+            yield client
+
+
+Answers = list[tuple[int, Any]]
+
+
+@asynccontextmanager
+async def answering(answers: Answers) -> AsyncIterator[tuple[LightningClient, list[web.Request]]]:
+    """A client of a server that gives these answers one after the other, the last one for ever."""
+    requests: list[web.Request] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        await request.read()
+        requests.append(request)
+        status, content = answers.pop(0) if len(answers) > 1 else answers[0]
+        return web.json_response(content, status=status)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    async with TestServer(app) as server:
+        async with LightningClient(str(server.make_url(""))) as client:
+            yield client, requests
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_transport, "_RETRY_PAUSES", (0.0, 0.0, 0.0))
+
+
+READS: list[Callable[[LightningClient], Awaitable[Any]]] = [
+    lambda client: client.query_rollouts(),
+    lambda client: client.query_attempts("ro-1"),
+    lambda client: client.query_spans("ro-1"),
+    lambda client: client.query_resources(),
+    lambda client: client.query_workers(),
+    lambda client: client.get_rollout_by_id("ro-1"),
+    lambda client: client.get_latest_attempt("ro-1"),
+    lambda client: client.get_resources_by_id("r"),
+    lambda client: client.get_latest_resources(),
+    lambda client: client.get_worker_by_id("w"),
+    lambda client: client.statistics(),
+    lambda client: client.ping(),
+    lambda client: client.wait_for_rollouts(rollout_ids=["ro-1"], timeout=0),
+]
+WRITES: list[Callable[[LightningClient], Awaitable[Any]]] = [
+    lambda client: client.start_rollout(1),
+    lambda client: client.enqueue_rollout(1),
+    lambda client: client.dequeue_rollout(),
+    lambda client: client.start_attempt("ro-1"),
+    lambda client: client.update_rollout("ro-1", status="running"),
+    lambda client: client.update_attempt("ro-1", "latest", status="running"),
+    lambda client: client.add_span(make_span("ro-1", "at-1", "s")),
+    lambda client: client.get_next_span_sequence_id("ro-1", "at-1"),
+    lambda client: client.add_resources({}),
+    lambda client: client.update_resources("r", {}),
+    lambda client: client.update_worker("w"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(READS)))
+async def test_a_read_is_tried_again(number: int) -> None:
+    async with answering([(503, {"detail": "not now"})]) as (client, requests):
+        with pytest.raises(DatabaseUnavailableError):
+            await READS[number](client)
+        assert len(requests) == 4
+
+
+@pytest.mark.parametrize("number", range(len(WRITES)))
+async def test_a_write_is_tried_once(number: int) -> None:
+    async with answering([(503, {"detail": "not now"})]) as (client, requests):
+        with pytest.raises(DatabaseUnavailableError):
+            await WRITES[number](client)
+        assert len(requests) == 1
+
+
+async def test_a_read_succeeds_once_the_service_is_back() -> None:
+    page = {"items": [{"worker_id": "w"}], "limit": -1, "offset": 0, "total": 1}
+    async with answering([(503, {}), (502, "broken"), (200, page)]) as (client, requests):
+        found = await client.query_workers()
+        assert ([worker.worker_id for worker in found], found.total, len(requests)) == (["w"], 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "error", "message"),
+    [
+        (400, {"detail": "limit is wrong"}, InvalidRequestError, "limit is wrong"),
+        (422, {"detail": [{"loc": ["body", "input"], "msg": "Field required"}]}, InvalidRequestError, "body.input"),
+        (404, {"detail": "no such thing"}, RecordNotFoundError, "no such thing"),
+        (401, {"detail": "who are you"}, ConfigurationError, "token"),
+        (413, {"detail": "too large"}, UnstorableValueError, "larger"),
+        (408, {}, DatabaseUnavailableError, "408"),
+        (504, {}, DatabaseUnavailableError, "504"),
+        (500, {"detail": "Internal server error"}, LightningError, "500"),
+        (418, "no JSON of ours", LightningError, "418"),
+    ],
+)
+async def test_answers_become_errors(status: int, content: Any, error: type[Exception], message: str) -> None:
+    async with answering([(status, content)]) as (client, _):
+        with pytest.raises(error, match=message) as raised:
+            await client.start_rollout(1)
+        assert type(raised.value) is error
+
+
+async def test_what_does_not_exist_is_none_for_reads_of_one_record() -> None:
+    async with answering([(404, {"detail": "no"})]) as (client, _):
+        assert await client.get_rollout_by_id("ro-1") is None
+        assert await client.get_resources_by_id("r") is None
+        assert await client.get_worker_by_id("w") is None
+
+
+async def test_nobody_listens() -> None:
+    async with LightningClient(f"http://127.0.0.1:{unused_port()}") as client:
+        with pytest.raises(DatabaseUnavailableError):
+            await client.query_rollouts()
+        with pytest.raises(DatabaseUnavailableError):
+            await client.enqueue_rollout(1)
+
+
+async def test_a_token() -> None:
+    app = create_app(Settings(database_url="memory://", token="s3cret"), CollectionStore(MemoryCollections()))
+    with ServerThread(app) as server:
+        async with LightningClient(server.address, token="s3cret") as client:
+            await client.enqueue_rollout(1)
+            assert (await client.query_rollouts()).total == 1
+        for token in (None, "wrong"):
+            async with LightningClient(server.address, token=token) as stranger:
+                with pytest.raises(ConfigurationError):
+                    await stranger.query_rollouts()
+                await stranger.ping()
+
+
+async def test_ids_that_are_hard_to_put_into_a_path(client: LightningClient) -> None:
+    ids = [
+        "a b",
+        "a?b=c&d",
+        "a#b",
+        "a%2Fb",
+        "a%b",
+        "ü\U0001f600",
+        "a+b",
+        "..a",
+        "a;b",
+        "latest",
+        "search",
+        "a\\b",
+        "'\"",
+    ]
+    for identifier in ids:
+        if identifier != "search":
+            await client.update_worker(identifier, {"id": identifier})
+            worker = await client.get_worker_by_id(identifier)
+            assert worker is not None
+            assert worker.heartbeat_stats == {"id": identifier}
+        await client.update_resources(identifier, {})
+        resources = await client.get_resources_by_id(identifier)
+        assert resources is not None
+        assert resources.resources_id == identifier
+    assert [worker.worker_id for worker in await client.query_workers()] == [i for i in ids if i != "search"]
+    assert [item.resources_id for item in await client.query_resources()] == ids
+    for identifier in ("", ".", "..", "a/b", "/", "\ud800"):
+        assert await client.get_worker_by_id(identifier) is None
+        assert await client.get_resources_by_id(identifier) is None
+        assert await client.get_rollout_by_id(identifier) is None
+        with pytest.raises(InvalidRequestError):
+            await client.update_worker(identifier)
+        with pytest.raises(InvalidRequestError):
+            await client.update_resources(identifier, {})
+    with pytest.raises(InvalidRequestError):
+        await client.update_worker("search")
+
+
+async def test_a_worker_whose_id_is_no_path_can_still_be_read(client: LightningClient) -> None:
+    await client.start_rollout(1, worker_id="host/1")
+    worker = await client.get_worker_by_id("host/1")
+    assert worker is not None
+    assert worker.status == "busy"
+
+
+@pytest.mark.parametrize("number", [2**62, 2**63, -(2**63) - 1, 2**80])
+async def test_a_number_that_would_exhaust_the_counter_is_refused(client: LightningClient, number: int) -> None:
+    started = await client.start_rollout(1)
+    key = (started.rollout_id, started.attempt.attempt_id)
+    with pytest.raises(InvalidRequestError):
+        await client.add_span(make_span(*key, "s").model_copy(update={"sequence_id": number}))
+    assert (await client.query_spans(key[0])).total == 0
+    assert await client.get_next_span_sequence_id(*key) == 1
+
+
+async def test_an_import_goes_on_after_an_attempt_that_does_not_exist(client: LightningClient) -> None:
+    started = await client.start_rollout(1)
+    key = (started.rollout_id, started.attempt.attempt_id)
+    with pytest.raises(RecordNotFoundError):
+        await client.add_many_spans([make_span(*key, "a"), make_span("ro-x", "at-x", "b"), make_span(*key, "c")])
+    receipt = await client.import_spans([make_span(*key, "a"), make_span("ro-x", "at-x", "b"), make_span(*key, "c")])
+    assert [span.span_id for span in receipt.stored] == ["c"]
+    assert receipt.duplicates == 1
+    assert [span.span_id for span in receipt.rejected] == ["b"]
+
+
+async def test_a_long_wait_is_made_of_short_requests(client: LightningClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_WAIT_SECONDS", 0.1)
+    one, other = await client.start_rollout(1), await client.start_rollout(2)
+    ids = [one.rollout_id, "ro-unknown", other.rollout_id]
+    await client.update_attempt(one.rollout_id, "latest", status="succeeded")
+    assert [item.input for item in await client.wait_for_rollouts(rollout_ids=ids, timeout=0.35)] == [1]
+    waiting = asyncio.create_task(client.wait_for_rollouts(rollout_ids=ids))
+    await asyncio.sleep(0.35)
+    assert not waiting.done()
+    await client.update_attempt(other.rollout_id, "latest", status="failed")
+    async with asyncio.timeout(PATIENCE):
+        assert [item.input for item in await waiting] == [1, 2]
+
+
+async def test_a_pickled_client_works(client: LightningClient) -> None:
+    await client.enqueue_rollout(1)
+    async with pickle.loads(pickle.dumps(client)) as copy:
+        assert (await copy.query_rollouts()).total == 1
+
+
+async def test_a_closed_client_opens_again(client: LightningClient) -> None:
+    await client.enqueue_rollout(1)
+    await client.close()
+    assert (await client.query_rollouts()).total == 1
+
+
+async def test_what_has_no_json_form_is_refused(client: LightningClient) -> None:
+    with pytest.raises(InvalidRequestError):
+        await client.enqueue_rollout({"a": object()})
+    assert (await client.query_rollouts()).total == 0

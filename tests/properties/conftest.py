@@ -1,0 +1,23 @@
+"""Fixtures of the property tests."""
+
+from tests.backends import (
+    clock,
+    collections_of,
+    database_of,
+    prepared_postgres,
+    prepared_sqlite,
+    server,
+    sessions_of,
+    with_sample_tables,
+)
+
+__all__ = [
+    "clock",
+    "collections_of",
+    "database_of",
+    "prepared_postgres",
+    "prepared_sqlite",
+    "server",
+    "sessions_of",
+    "with_sample_tables",
+]
