@@ -48,6 +48,10 @@ def rebuilt(value: Any, leaf: Callable[[Any], Any], name: Callable[[str], str] =
     return result[0]
 
 
+def _is_shared(value: Any) -> bool:
+    return isinstance(value, dict | list | tuple | BaseModel)
+
+
 def _copied_leaf(value: Any) -> Any:
     return copied(value) if isinstance(value, BaseModel) else value
 
@@ -58,5 +62,4 @@ def copied(item: M) -> M:
     Raises:
         UnstorableValueError: a payload of it is nested too deep.
     """
-    shared = {name: value for name, value in item if isinstance(value, dict | list | tuple | BaseModel)}
-    return item.model_copy(update={name: rebuilt(value, _copied_leaf) for name, value in shared.items()})
+    return item.model_copy(update={name: rebuilt(value, _copied_leaf) for name, value in item if _is_shared(value)})

@@ -516,7 +516,7 @@ class LightningClient(LightningStore):
 
     @override
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
-        if heartbeat_stats is None:
+        if heartbeat_stats is None:  # pyright: ignore[reportUnnecessaryComparison] - callers need not be typed
             raise TypeError("heartbeat_stats cannot be null")
         if worker_id == "search":
             raise InvalidRequestError("the protocol cannot write a worker of the name 'search'")

@@ -37,7 +37,7 @@ def _fields(value: Any) -> Any:
 
 def _reason(body: bytes) -> str:
     try:
-        detail = cast(Any, json.loads(body))["detail"]
+        detail = json.loads(body)["detail"]
     except (ValueError, KeyError, TypeError):
         return ""
     if isinstance(detail, str):
