@@ -181,7 +181,7 @@ class StoreModel:
             "resources_id": resources_id,
             "status": status,
             "config": copy.deepcopy(request.get("config") or DEFAULT_CONFIG),
-            "metadata": copy.deepcopy(request.get("metadata") or {}),
+            "metadata": copy.deepcopy(request["metadata"]) if request.get("metadata") else {},
         }
         self.rollouts.append(rollout)
         return rollout
@@ -372,13 +372,14 @@ class StoreModel:
         time = self.now
         if self._last_write is not None and time <= self._last_write["update_time"]:
             time = math.nextafter(self._last_write["update_time"], math.inf)
-        current = next((item for item in self.resources if item["resources_id"] == resources_id), None)
+        current = self.get_resources(resources_id) if resources_id is not None else None
         if current is None:
-            current = {
+            fresh: Record = {
                 "resources_id": self._new_id("s") if resources_id is None else resources_id,
                 "create_time": time,
                 "version": 0,
             }
+            current = fresh
             self.resources.append(current)
         current.update(update_time=time, version=current["version"] + 1, resources=copy.deepcopy(resources))
         self._last_write = current

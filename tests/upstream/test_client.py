@@ -37,6 +37,12 @@ async def client(store: LightningStore, server: ServerThread) -> AsyncIterator[a
         await client.close()
 
 
+def existing(found: Any) -> Any:
+    """What a look-up found; it must have found something."""
+    assert found is not None
+    return found
+
+
 def readable_span(**attributes: Any) -> Any:
     """A span as the OpenTelemetry SDK hands it to exporters."""
     memory = InMemorySpanExporter()
@@ -50,7 +56,7 @@ def readable_span(**attributes: Any) -> Any:
     return finished
 
 
-async def test_a_whole_lifecycle(client: agl.LightningStoreClient) -> None:
+async def test_a_whole_lifecycle(client: Any) -> None:
     resources = await client.add_resources({"llm": agl.LLM(endpoint="http://model/v1", model="m")})
     enqueued = await client.enqueue_rollout({"task": [1, "ü"]}, mode="train", metadata={"k": 1})
     assert (enqueued.status, enqueued.mode, enqueued.resources_id) == ("queuing", "train", resources.resources_id)
@@ -58,12 +64,12 @@ async def test_a_whole_lifecycle(client: agl.LightningStoreClient) -> None:
     assert isinstance(claimed, agl.AttemptedRollout)
     assert (claimed.rollout_id, claimed.input, claimed.status) == (enqueued.rollout_id, {"task": [1, "ü"]}, "preparing")
     assert (claimed.attempt.sequence_id, claimed.attempt.worker_id) == (1, "runner")
-    assert (await client.get_worker_by_id("runner")).status == "busy"
+    assert existing(await client.get_worker_by_id("runner")).status == "busy"
     number = await client.get_next_span_sequence_id(claimed.rollout_id, claimed.attempt.attempt_id)
     assert number == 1
     stored = await client.add_span(agl.make_span(claimed, "a", number))
     assert stored is not None
-    assert (await client.get_rollout_by_id(claimed.rollout_id)).status == "running"
+    assert existing(await client.get_rollout_by_id(claimed.rollout_id)).status == "running"
     attempt = await client.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
     assert (attempt.status, attempt.end_time is not None) == ("succeeded", True)
     [finished] = await client.wait_for_rollouts(rollout_ids=[claimed.rollout_id], timeout=0.1)
@@ -75,7 +81,7 @@ async def test_a_whole_lifecycle(client: agl.LightningStoreClient) -> None:
     assert {statistics[f"total_{name}"] for name in COUNTED} == {1}
 
 
-async def test_retries_until_the_last_attempt(client: agl.LightningStoreClient) -> None:
+async def test_retries_until_the_last_attempt(client: Any) -> None:
     config = agl.RolloutConfig(max_attempts=3, retry_condition=["failed", "timeout"])
     await client.enqueue_rollout("task", config=config)
     other = await client.enqueue_rollout("other")
@@ -90,10 +96,10 @@ async def test_retries_until_the_last_attempt(client: agl.LightningStoreClient) 
     assert [attempt.status for attempt in await client.query_attempts(task.rollout_id)] == ["failed"] * 3
     again = await client.start_attempt(other.rollout_id, worker_id="w")
     assert (again.status, again.attempt.sequence_id, again.attempt.worker_id) == ("preparing", 2, "w")
-    assert (await client.get_latest_attempt(other.rollout_id)).attempt_id == again.attempt.attempt_id
+    assert existing(await client.get_latest_attempt(other.rollout_id)).attempt_id == again.attempt.attempt_id
 
 
-async def test_the_watchdog(client: agl.LightningStoreClient) -> None:
+async def test_the_watchdog(client: Any) -> None:
     config = agl.RolloutConfig(timeout_seconds=0.1, max_attempts=2, retry_condition=["timeout"])
     slow = await client.start_rollout("slow", config=config, worker_id="w")
     silent = await client.start_rollout("silent", config=agl.RolloutConfig(unresponsive_seconds=0.1))
@@ -103,13 +109,13 @@ async def test_the_watchdog(client: agl.LightningStoreClient) -> None:
     assert [(item.input, item.attempt.sequence_id) for item in claimed] == [("slow", 2)]
     attempts = await client.query_attempts(slow.rollout_id)
     assert attempts[0].status == "timeout"
-    assert (await client.get_worker_by_id("w")).status == "unknown"
-    assert (await client.get_rollout_by_id(silent.rollout_id)).status == "failed"
-    assert (await client.get_latest_attempt(silent.rollout_id)).status == "unresponsive"
-    assert (await client.get_rollout_by_id(fine.rollout_id)).status == "preparing"
+    assert existing(await client.get_worker_by_id("w")).status == "unknown"
+    assert existing(await client.get_rollout_by_id(silent.rollout_id)).status == "failed"
+    assert existing(await client.get_latest_attempt(silent.rollout_id)).status == "unresponsive"
+    assert existing(await client.get_rollout_by_id(fine.rollout_id)).status == "preparing"
 
 
-async def test_spans(client: agl.LightningStoreClient) -> None:
+async def test_spans(client: Any) -> None:
     started = await client.start_rollout("task")
     key = (started.rollout_id, started.attempt.attempt_id)
     first = agl.make_span(started, "a", 3, name="first", custom={"kept": [1, None]}, parent_id="p")
@@ -136,7 +142,7 @@ async def test_spans(client: agl.LightningStoreClient) -> None:
     assert list(await client.get_many_span_sequence_ids([key, key])) == [14, 15]
 
 
-async def test_resources(client: agl.LightningStoreClient) -> None:
+async def test_resources(client: Any) -> None:
     assert await client.get_latest_resources() is None
     first = await client.add_resources({"p": agl.PromptTemplate(template="{x}", engine="f-string")})
     named = await client.update_resources("mine", {"llm": agl.LLM(endpoint="e", model="m", api_key="k")})
@@ -147,13 +153,13 @@ async def test_resources(client: agl.LightningStoreClient) -> None:
     assert latest is not None
     assert latest.model_dump() == again.model_dump()
     assert isinstance(latest.resources["llm"], agl.LLM)
-    assert (await client.get_resources_by_id("mine")).model_dump() == named.model_dump()
+    assert existing(await client.get_resources_by_id("mine")).model_dump() == named.model_dump()
     assert await client.get_resources_by_id("unheard of") is None
     page = await client.query_resources(resources_id_contains="min", sort_by="version", sort_order="desc")
     assert [item.resources_id for item in page] == ["mine"]
 
 
-async def test_workers(client: agl.LightningStoreClient) -> None:
+async def test_workers(client: Any) -> None:
     beaten = await client.update_worker("w1", {"cpu": 0.5})
     assert (beaten.status, beaten.heartbeat_stats) == ("unknown", {"cpu": 0.5})
     assert (await client.update_worker("w1")).heartbeat_stats == {"cpu": 0.5}
@@ -164,7 +170,7 @@ async def test_workers(client: agl.LightningStoreClient) -> None:
     assert [worker.worker_id for worker in page] == ["w1", "w2"]
 
 
-async def test_updates_and_queries(client: agl.LightningStoreClient) -> None:
+async def test_updates_and_queries(client: Any) -> None:
     requests = [agl.EnqueueRolloutRequest(input=number) for number in range(5)]
     rollouts = await client.enqueue_many_rollouts(requests)
     assert [rollout.input for rollout in rollouts] == [0, 1, 2, 3, 4]
@@ -184,7 +190,7 @@ async def test_updates_and_queries(client: agl.LightningStoreClient) -> None:
     assert (attempt.worker_id, attempt.last_heartbeat_time, attempt.metadata) == ("w", 5.0, {"x": 1})
 
 
-async def test_waits_wake_up(client: agl.LightningStoreClient) -> None:
+async def test_waits_wake_up(client: Any) -> None:
     started = await client.start_rollout("task")
     with pytest.raises(ValueError, match=r"0\.1 seconds"):
         await client.wait_for_rollouts(rollout_ids=[started.rollout_id], timeout=1.0)
@@ -196,7 +202,7 @@ async def test_waits_wake_up(client: agl.LightningStoreClient) -> None:
         assert [rollout.status for rollout in await waiting] == ["failed"]
 
 
-async def test_the_exporter(client: agl.LightningStoreClient) -> None:
+async def test_the_exporter(client: Any) -> None:
     started = await client.start_rollout("task")
     key = (started.rollout_id, started.attempt.attempt_id)
     span = readable_span(text="x", flag=True)
@@ -210,14 +216,14 @@ async def test_the_exporter(client: agl.LightningStoreClient) -> None:
     assert (stored.attributes["text"], stored.attributes["flag"]) == ("x", True)
     assert stored.resource.attributes["agentlightning.rollout_id"] == key[0]
     assert [event.name for event in stored.events] == ["started"]
-    assert (await client.get_rollout_by_id(started.rollout_id)).status == "running"
+    assert existing(await client.get_rollout_by_id(started.rollout_id)).status == "running"
     exporter.enable_store_otlp(client.otlp_traces_endpoint(), "ro-000000000000", "at-00000000")
     await asyncio.to_thread(exporter.export, [readable_span()])
     exporter.shutdown()
-    assert (await client.statistics())["total_spans"] == 1
+    assert existing(await client.statistics())["total_spans"] == 1
 
 
-async def test_unknown_ids(client: agl.LightningStoreClient) -> None:
+async def test_unknown_ids(client: Any) -> None:
     assert await client.get_rollout_by_id("ro-000000000000") is None
     assert await client.get_latest_attempt("ro-000000000000") is None
     assert list(await client.query_attempts("ro-000000000000")) == []
@@ -234,7 +240,7 @@ async def test_unknown_ids(client: agl.LightningStoreClient) -> None:
         assert raised.value.status == 404
 
 
-async def test_a_pickled_client_works(client: agl.LightningStoreClient) -> None:
+async def test_a_pickled_client_works(client: Any) -> None:
     await client.enqueue_rollout("task")
     copy = pickle.loads(pickle.dumps(client))
     claimed = await copy.dequeue_rollout()
@@ -243,7 +249,7 @@ async def test_a_pickled_client_works(client: agl.LightningStoreClient) -> None:
     await copy.close()
 
 
-async def test_many_runners_at_once(client: agl.LightningStoreClient) -> None:
+async def test_many_runners_at_once(client: Any) -> None:
     total = 40
     config = agl.RolloutConfig(max_attempts=2, retry_condition=["failed"])
     await client.enqueue_many_rollouts([agl.EnqueueRolloutRequest(input=n, config=config) for n in range(total)])
@@ -263,4 +269,4 @@ async def test_many_runners_at_once(client: agl.LightningStoreClient) -> None:
     expected = [(n, 1) for n in range(total)] + [(n, 2) for n in range(total) if n % 2]
     assert sorted(item for share in shares for item in share) == sorted(expected)
     assert {rollout.status for rollout in await client.query_rollouts()} == {"succeeded"}
-    assert (await client.statistics())["total_spans"] == len(expected)
+    assert existing(await client.statistics())["total_spans"] == len(expected)

@@ -30,7 +30,7 @@ from lightning_sql.testing.samples import (
 
 __all__ = ["CollectionWrites"]
 
-MANY = 5000
+MANY = 3000
 
 
 class LargerSample(Sample):
@@ -201,11 +201,20 @@ class CollectionWrites:
         full: dict[str, Any] = {
             "name": "n", "count": 1, "score": 1.5, "seen_time": 2.5, "flag": True, "tags": ["t"], "data": {"d": 1}
         }  # fmt: skip
-        changed = {"name": "m", "count": 2, "score": 2.0, "seen_time": 3.0, "flag": False, "tags": [], "data": None}
+        changed: dict[str, Any] = {
+            "name": "m",
+            "count": 2,
+            "score": 2.0,
+            "seen_time": 3.0,
+            "flag": False,
+            "tags": [],
+            "data": None,
+        }
         await samples.insert([sample(1, **full)])
-        for value in (changed[field], None, full[field]):
-            [result] = await samples.update([sample(1, **{field: value})], [field])
-            assert_same(result, sample(1, **(full | {field: value})))
+        nothing: dict[str, Any] = {field: None}
+        for change in ({field: changed[field]}, nothing, {field: full[field]}):
+            [result] = await samples.update([sample(1, **change)], [field])
+            assert_same(result, sample(1, **(full | change)))
             assert_same(await samples.get(), result)
 
     async def test_update_of_no_fields_changes_nothing(self, samples: Collection[Sample]) -> None:

@@ -194,5 +194,5 @@ class KeyValueContract:
 
     async def test_only_one_pop_gets_the_value(self, values: KeyValue[str, Any]) -> None:
         await values.set("k", "v")
-        results = await asyncio.gather(*(values.pop("k", "gone") for _ in range(20)))
+        results: list[Any] = await asyncio.gather(*(values.pop("k", "gone") for _ in range(20)))
         assert sorted(results) == ["gone"] * 19 + ["v"]

@@ -90,7 +90,10 @@ class QueueContract:
 
     async def test_wrong_types_are_refused(self, queue: Queue[str], make_queue: MakeQueue) -> None:
         plain = await make_queue(Plain)
-        for target, wrong in ((queue, 1), (queue, None), (queue, b"a"), (plain, "a"), (plain, {"key": "a"})):
+        target: Queue[Any]
+        wrong: Any
+        pairs: list[tuple[Any, Any]] = [(queue, 1), (queue, None), (queue, b"a"), (plain, "a"), (plain, {"key": "a"})]
+        for target, wrong in pairs:
             right: Any = "a" if target is queue else Plain(key="a")
             await target.enqueue([right])
             for call in (target.has(wrong), target.enqueue([right, wrong]), target.discard([right, wrong])):

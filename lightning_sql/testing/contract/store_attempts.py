@@ -68,7 +68,8 @@ class AttemptContract(StoreFixtures):
             assert_same(await store.update_attempt(*key, **{name: value}), expected)
             assert_same(await store.get_latest_attempt(started.rollout_id), expected)
         assert_same(await store.update_attempt(*key), expected)
-        for name, value in {"metadata": {}, "worker_id": ""}.items():
+        empty: dict[str, Any] = {"metadata": {}, "worker_id": ""}
+        for name, value in empty.items():
             expected = expected.model_copy(update={name: value})
             assert_same(await store.update_attempt(*key, **{name: value}), expected)
         both = await store.update_attempt(*key, status="running", metadata={"c": 1})
@@ -77,8 +78,9 @@ class AttemptContract(StoreFixtures):
     @pytest.mark.parametrize("field", ["status", "worker_id", "last_heartbeat_time", "metadata"])
     async def test_nothing_can_be_set_to_null(self, store: LightningStore, field: str) -> None:
         started = await store.start_rollout(1, worker_id="w")
+        changes: dict[str, Any] = {field: None}
         with pytest.raises(InvalidRequestError):
-            await store.update_attempt(started.rollout_id, started.attempt.attempt_id, **{field: None})
+            await store.update_attempt(started.rollout_id, started.attempt.attempt_id, **changes)
         assert_same(await store.get_rollout_by_id(started.rollout_id), started)
 
     async def test_latest_names_the_highest_number(self, store: LightningStore) -> None:

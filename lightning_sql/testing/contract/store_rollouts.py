@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -202,15 +203,16 @@ class RolloutContract(StoreFixtures):
             assert_same(await store.get_rollout_by_id(rollout.rollout_id), expected)
         for name in ("input", "mode", "resources_id", "metadata"):
             expected = expected.model_copy(update={name: None})
-            assert_same(await store.update_rollout(rollout.rollout_id, **{name: None}), expected)
+            null: dict[str, Any] = {name: None}
+            assert_same(await store.update_rollout(rollout.rollout_id, **null), expected)
             assert_same(await store.get_rollout_by_id(rollout.rollout_id), expected)
         assert_same(await store.update_rollout(rollout.rollout_id), expected)
         assert_same(await store.update_rollout(rollout.rollout_id, **changes), rollout.model_copy(update=changes))
 
     async def test_status_and_config_cannot_be_null(self, store: LightningStore) -> None:
         rollout = await store.enqueue_rollout(1)
-        nothing: Any = None
-        for changes in ({"status": nothing}, {"config": nothing}, {"input": 2, "status": nothing}):
+        refused: list[dict[str, Any]] = [{"status": None}, {"config": None}, {"input": 2, "status": None}]
+        for changes in refused:
             with pytest.raises(InvalidRequestError):
                 await store.update_rollout(rollout.rollout_id, **changes)
         assert_same(await store.get_rollout_by_id(rollout.rollout_id), rollout)
@@ -267,7 +269,7 @@ class RolloutContract(StoreFixtures):
         one, two, three, four = [await store.enqueue_rollout(number) for number in range(1, 5)]
         await store.update_rollout(two.rollout_id, status="failed")
         await store.start_attempt(three.rollout_id)
-        for filters, expected in [
+        filters: list[tuple[dict[str, Any], list[int]]] = [
             ({}, [1, 2, 3, 4]),
             ({"status_in": ["queuing"]}, [1, 4]),
             ({"status_in": ["failed", "preparing"]}, [2, 3]),
@@ -288,8 +290,8 @@ class RolloutContract(StoreFixtures):
             ({"rollout_ids": [one.rollout_id]}, [1]),
             ({"rollout_ids": [one.rollout_id], "rollout_id_in": [two.rollout_id]}, [2]),
             ({"status_in": None, "rollout_id_in": None, "rollout_id_contains": None}, [1, 2, 3, 4]),
-        ]:
-            options: dict[str, Any] = dict(filters)
+        ]
+        for options, expected in filters:
             page = await store.query_rollouts(**options)
             assert (inputs(page), page.total) == (expected, len(expected)), options
 
@@ -347,8 +349,8 @@ class RolloutContract(StoreFixtures):
         started = await store.start_rollout(1)
         calls: list[Any] = [
             store.query_rollouts,
-            lambda **options: store.query_attempts(started.rollout_id, **options),
-            lambda **options: store.query_spans(started.rollout_id, **options),
+            partial(store.query_attempts, started.rollout_id),
+            partial(store.query_spans, started.rollout_id),
             store.query_resources,
             store.query_workers,
         ]

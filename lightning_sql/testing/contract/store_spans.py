@@ -30,9 +30,8 @@ FULL: dict[str, Any] = {
     "parent_id": "p",
     "name": "everything",
     "status": {"status_code": "ERROR", "description": "why", "more": {"x": None}},
-    "attributes": {
-        "z": "text", "b": True, "i": 1, "f": 1.0, "n": -0.0, "ls": ["a", ""], "lb": [True], "li": [2**70], "lf": [0.1], "le": []
-    },
+    "attributes": {"z": "text", "b": True, "i": 1, "f": 1.0, "n": -0.0, "ls": ["a", ""], "lb": [True], "le": []}
+    | {"li": [2**70], "lf": [0.1]},
     "events": [{"name": "e", "attributes": {"k": 1}, "timestamp": 1.25, "more": 1}, {"name": "f", "attributes": {}}],
     "links": [{"context": CONTEXT, "attributes": {"k": [1, 2]}, "more": "x"}, {"context": CONTEXT}],
     "start_time": 1.5,
@@ -381,5 +380,5 @@ class SpanContract(StoreFixtures):
             ({"sort_by": "parent_id", "sort_order": "desc"}, "acbd"),
             ({"sort_by": "name", "sort_order": "desc"}, "dcba"),
         ]:
-            found = await self.found(store, started.rollout_id, **options)  # type: ignore[arg-type]
+            found = await self.found(store, started.rollout_id, **options)
             assert "".join(found) == expected, options

@@ -34,7 +34,8 @@ class DeliberateError(Exception):
 
 def rollout(number: int, **fields: Any) -> Rollout:
     """A rollout with an id made of a number."""
-    return Rollout(rollout_id=f"ro-{number}", **({"input": number, "start_time": float(number)} | fields))
+    values: dict[str, Any] = {"input": number, "start_time": float(number)} | fields
+    return Rollout(rollout_id=f"ro-{number}", **values)
 
 
 async def everything(collections: LightningCollections) -> dict[str, Any]:
