@@ -33,6 +33,8 @@ from lightning_sql.testing.postgres import PostgresServer
 from lightning_sql.testing.samples import SAMPLE_KEYS, Plain, Sample
 
 START = 1_700_000_000.0
+SQLITE = pytest.param("sqlite", marks=pytest.mark.slow)
+"""For what the fast tests leave to memory; some of everything runs on SQLite in them as well."""
 POSTGRES = pytest.param("postgres", marks=pytest.mark.slow)
 
 

@@ -25,17 +25,16 @@ async def claim(store: LightningStore, name: str) -> list[list[Any]]:
     return done
 
 
-async def start(store: LightningStore, name: str) -> list[list[Any]]:
-    """Begin attempts of the only rollout."""
+async def count(store: LightningStore, name: str) -> list[list[Any]]:
+    """Begin attempts of the only rollout, and ask for sequence numbers of its spans."""
     [rollout] = await store.query_rollouts()
-    begun = [await store.start_attempt(rollout.rollout_id, name) for _ in range(15)]
-    return [[rollout.input, item.attempt.sequence_id] for item in begun]
-
-
-async def number(store: LightningStore, name: str) -> list[list[Any]]:
-    """Ask for sequence numbers of the only rollout."""
-    [rollout] = await store.query_rollouts()
-    return [[rollout.input, await store.get_next_span_sequence_id(rollout.rollout_id, "any")] for _ in range(40)]
+    done: list[list[Any]] = []
+    for _ in range(15):
+        begun = await store.start_attempt(rollout.rollout_id, name)
+        done.append(["attempt", begun.attempt.sequence_id])
+        done.append(["span", await store.get_next_span_sequence_id(rollout.rollout_id, "any")])
+        done.append(["span", await store.get_next_span_sequence_id(rollout.rollout_id, "any")])
+    return done
 
 
 async def main(database_url: str, partition: str, name: str, work: str) -> None:
@@ -44,7 +43,7 @@ async def main(database_url: str, partition: str, name: str, work: str) -> None:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.readline)
-        done = await {"claim": claim, "start": start, "number": number}[work](store, name)
+        done = await {"claim": claim, "count": count}[work](store, name)
     sys.stdout.write(json.dumps(done) + "\n")
 
 

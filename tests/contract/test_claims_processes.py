@@ -95,21 +95,15 @@ async def test_claims(store: LightningStore, database_url: str, partition: str) 
     assert {worker.status for worker in await store.query_workers()} == {"idle"}
 
 
-async def test_attempts_begun_at_once(store: LightningStore, database_url: str, partition: str) -> None:
+async def test_attempts_and_sequence_numbers(store: LightningStore, database_url: str, partition: str) -> None:
     rollout = await store.enqueue_rollout("the only one")
-    results = await in_processes(database_url, partition, "start")
-    numbers = sorted(number for done in results for _, number in done)
-    assert numbers == list(range(1, len(numbers) + 1))
-    assert len(numbers) == 15 * PROCESSES
-    attempts = await store.query_attempts(rollout.rollout_id)
-    assert [attempt.sequence_id for attempt in attempts] == numbers
-    assert await store.dequeue_rollout() is None
-
-
-async def test_sequence_numbers(store: LightningStore, database_url: str, partition: str) -> None:
-    await store.enqueue_rollout("the only one")
-    results = await in_processes(database_url, partition, "number")
+    results = await in_processes(database_url, partition, "count")
+    attempts = sorted(number for done in results for kind, number in done if kind == "attempt")
+    assert attempts == list(range(1, 15 * PROCESSES + 1))
+    assert [attempt.sequence_id for attempt in await store.query_attempts(rollout.rollout_id)] == attempts
+    spans = sorted(number for done in results for kind, number in done if kind == "span")
+    assert spans == list(range(1, 30 * PROCESSES + 1))
     for done in results:
-        mine = [number for _, number in done]
+        mine = [number for kind, number in done if kind == "span"]
         assert mine == sorted(mine)
-    assert sorted(number for done in results for _, number in done) == list(range(1, 40 * PROCESSES + 1))
+    assert await store.dequeue_rollout() is None

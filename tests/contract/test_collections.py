@@ -23,13 +23,14 @@ from tests.backends import (
     SAMPLE_QUEUE,
     SAMPLE_TABLES,
     SAMPLE_VALUES,
+    SQLITE,
     CollectionsOf,
     Sessions,
     SessionsOf,
 )
 
 
-@pytest.fixture(params=["memory", "sqlite", POSTGRES])
+@pytest.fixture(params=["memory", SQLITE, POSTGRES])
 async def sessions(request: pytest.FixtureRequest, sessions_of: SessionsOf) -> AsyncIterator[Sessions]:
     sessions = sessions_of(request.param)
     yield sessions

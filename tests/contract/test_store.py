@@ -1,13 +1,16 @@
 """The contract of the store, over memory, SQLite and PostgreSQL, in process and over HTTP."""
 
+from typing import Any
+
 import pytest
 
 from lightning_sql.store.interface import LightningStore
 from lightning_sql.testing import store_contract as contract
-from tests.backends import POSTGRES, Clock
+from tests.backends import POSTGRES, SQLITE, Clock
 
-IN_PROCESS = ["memory", "sqlite", POSTGRES]
-OVER_HTTP = [pytest.param(f"http-{kind}", marks=pytest.mark.slow) for kind in ("memory", "sqlite", "postgres")]
+HTTP_MEMORY, HTTP_SQLITE, HTTP_POSTGRES = (
+    pytest.param(f"http-{kind}", marks=pytest.mark.slow) for kind in ("memory", "sqlite", "postgres")
+)
 
 
 @pytest.fixture
@@ -26,65 +29,71 @@ class FakeTime:
         return advance
 
 
-everywhere = pytest.mark.parametrize("store_of", [*IN_PROCESS, *OVER_HTTP], indirect=True)
-in_process = pytest.mark.parametrize("store_of", IN_PROCESS, indirect=True)
+def over(*kinds: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("store_of", kinds, indirect=True)
 
 
-@everywhere
+# Whatever a store does is shown in process on each backend, and whatever crosses the wire on one of them.
+# What depends on both, many callers at once above all, is shown on all of them.
+each = over("memory", SQLITE, POSTGRES, HTTP_MEMORY)
+each_and_all_over_http = over("memory", "sqlite", POSTGRES, HTTP_MEMORY, HTTP_SQLITE, HTTP_POSTGRES)
+
+
+@each
 class TestRollouts(FakeTime, contract.RolloutContract):
     pass
 
 
-@everywhere
+@each
 class TestAttempts(FakeTime, contract.AttemptContract):
     pass
 
 
-@everywhere
+@each_and_all_over_http
 class TestSpans(FakeTime, contract.SpanContract):
     pass
 
 
-@everywhere
+@each
 class TestResources(FakeTime, contract.ResourcesContract):
     pass
 
 
-@everywhere
+@each
 class TestWorkers(FakeTime, contract.WorkerContract):
     pass
 
 
-@everywhere
+@each
 class TestWatchdog(FakeTime, contract.WatchdogContract):
     pass
 
 
-@everywhere
+@each_and_all_over_http
 class TestWaits(FakeTime, contract.WaitContract):
     pass
 
 
-@everywhere
+@each_and_all_over_http
 class TestQueueLaw(FakeTime, contract.QueueLawContract):
     pass
 
 
-@everywhere
+@each_and_all_over_http
 class TestConcurrency(FakeTime, contract.ConcurrencyContract):
     pass
 
 
-@everywhere
+@each
 class TestPayloads(FakeTime, contract.PayloadContract):
     pass
 
 
-@everywhere
+@each_and_all_over_http
 class TestService(FakeTime, contract.ServiceContract):
     pass
 
 
-@in_process
+@over("memory", "sqlite", POSTGRES)
 class TestBatches(FakeTime, contract.BatchContract):
     pass

@@ -15,11 +15,11 @@ from lightning_sql.collections.protocols import Collection
 from lightning_sql.collections.sql import SqlCollection
 from lightning_sql.errors import LightningError
 from lightning_sql.testing.samples import SAMPLE_KEYS, Sample, assert_same
-from tests.backends import POSTGRES, SAMPLE_TABLES, SessionsOf
+from tests.backends import POSTGRES, SAMPLE_TABLES, SQLITE, SessionsOf
 from tests.properties.strategies import payloads, short_texts
 
-DATABASES = pytest.mark.parametrize("kind", ["sqlite", POSTGRES])
-EFFORT = {"sqlite": 150, "postgres": 150}
+DATABASES = pytest.mark.parametrize("kind", [SQLITE, POSTGRES])
+EFFORT = {"sqlite": 100, "postgres": 80}
 
 words = st.sampled_from(["", "a", "b", "ab", "A", "a%", "\x00", "\ud800", "\x1aa", "é"])
 column_floats = st.sampled_from([0.0, 1.0, 1.5, -1.5, 1e300, float("inf"), float("-inf")])

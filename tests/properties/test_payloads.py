@@ -14,7 +14,7 @@ from lightning_api.client import LightningClient
 from lightning_sql.store.collection_store import CollectionStore
 from lightning_sql.store.interface import LightningStore
 from lightning_sql.testing.samples import assert_same, make_span
-from tests.backends import POSTGRES, Clock, CollectionsOf, ServerThread
+from tests.backends import POSTGRES, SQLITE, Clock, CollectionsOf, ServerThread
 from tests.properties.strategies import payloads, short_texts
 
 ATTRIBUTE_LISTS: list[st.SearchStrategy[Any]] = [
@@ -47,7 +47,7 @@ async def round_trip(store: LightningStore, payload: Any, values: dict[str, Any]
     assert_same((await store.query_spans(key[0], name=text, name_contains=text)).items, [span])
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", POSTGRES, pytest.param("http-sqlite", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["memory", SQLITE, POSTGRES, pytest.param("http-sqlite", marks=pytest.mark.slow)])
 def test_payloads_come_back_exactly(
     kind: str, collections_of: CollectionsOf, clock: Clock, request: pytest.FixtureRequest
 ) -> None:
@@ -62,7 +62,7 @@ def test_payloads_come_back_exactly(
             used = LightningClient(server.address)
         stack.callback(lambda: runner.run(used.close()))
 
-        @settings(max_examples=100)
+        @settings(max_examples=60)
         @given(payload=payloads, values=attributes, text=short_texts)
         def check(payload: Any, values: dict[str, Any], text: str) -> None:
             if used is not store:

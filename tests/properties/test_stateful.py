@@ -21,7 +21,7 @@ from lightning_sql.store.collection_store import CollectionStore
 from lightning_sql.store.interface import LightningStore
 from lightning_sql.testing.model import MissingRecordError, Record, StoreModel
 from lightning_sql.testing.samples import assert_same, make_span
-from tests.backends import START, Clock
+from tests.backends import POSTGRES, SQLITE, START, Clock
 from tests.properties import strategies as given
 
 R = TypeVar("R")
@@ -365,7 +365,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert not self.model.queue
 
 
-EFFORT = {"memory": (80, 50), "sqlite": (25, 50), "postgres": (25, 50)}
+EFFORT = {"memory": (50, 40), "sqlite": (20, 40), "postgres": (20, 40)}
 """Examples, and steps of each."""
 
 
@@ -373,8 +373,8 @@ EFFORT = {"memory": (80, 50), "sqlite": (25, 50), "postgres": (25, 50)}
     "kind",
     [
         "memory",
-        pytest.param("sqlite", marks=pytest.mark.slow),
-        pytest.param("postgres", marks=pytest.mark.slow),
+        SQLITE,
+        POSTGRES,
     ],
 )
 def test_a_store_agrees_with_the_model(kind: str, database_of: Callable[[str], str]) -> None:

@@ -14,14 +14,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from lightning_sql.store.factory import open_store
 from lightning_sql.store.interface import LightningStore
-from tests.backends import POSTGRES, ServerThread
+from tests.backends import POSTGRES, SQLITE, ServerThread
 from tests.upstream import agl
 
 COUNTED = ("rollouts", "attempts", "spans", "resources", "workers")
 PATIENCE = 30.0
 
 
-@pytest.fixture(params=["memory", "sqlite", POSTGRES])
+@pytest.fixture(params=["memory", SQLITE, POSTGRES])
 async def store(request: pytest.FixtureRequest, database_of: Callable[[str], str]) -> LightningStore:
     """The store behind the server, on real time."""
     url = "memory://" if request.param == "memory" else database_of(request.param)
