@@ -18,7 +18,6 @@ from lightning_sql.database.engine import Database
 from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.records import EnqueueRolloutRequest, RolloutConfig
 from lightning_sql.store.collection_store import CollectionStore
-from lightning_sql.store.interface import LightningStore
 from lightning_sql.testing.model import MissingRecordError, Record, StoreModel
 from lightning_sql.testing.samples import assert_same, make_span
 from tests.backends import POSTGRES, SQLITE, START, Clock
@@ -42,9 +41,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock = Clock()
         self.model = StoreModel(START)
         self.runner = asyncio.Runner()
-        self.store: LightningStore = CollectionStore(
-            make_collections(self.clock), scan_debounce_seconds=0, clock=self.clock
-        )
+        self.store = CollectionStore(make_collections(self.clock), scan_debounce_seconds=0, clock=self.clock)
         self.names: dict[str, str] = {}
         self.ids: dict[str, str] = {}
         self.numbers_of_spans = 0
@@ -136,6 +133,15 @@ class StoreMachine(RuleBasedStateMachine):
     def sweep(self) -> None:
         self.model.sweep()
         self.run(self.store.sweep())
+        self.compare_queue()
+
+    def compare_queue(self) -> None:
+        """Law 4, below the surface: an entry for each rollout that is queued, one, and no other."""
+        waiting = [self.names[entry] for entry in self.run(self.store.collections.rollout_queue.peek(10000))]
+        batches = {rollout_id: batch for batch, rollout_id in self.model.queue}
+        assert sorted(waiting) == sorted(batches)
+        order = [batches[rollout_id] for rollout_id in waiting]
+        assert order == sorted(order)
 
     # Rollouts
 
@@ -361,6 +367,7 @@ class StoreMachine(RuleBasedStateMachine):
         statistics: Any = self.run(self.store.statistics())
         for kind in ("rollouts", "attempts", "spans", "resources", "workers"):
             assert statistics[f"total_{kind}"] == len(getattr(self.model, kind))
+        self.compare_queue()
         self.dequeue(1000, None)
         assert not self.model.queue
 
