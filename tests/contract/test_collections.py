@@ -79,6 +79,31 @@ class TestTransactions(TransactionContract):
         await collections.close()
 
 
+class NewerPlain(Plain):
+    """A model that a newer release of another library gave more fields than the table has columns for."""
+
+    first: str | None = None
+    second: list[int] | None = None
+
+
+@pytest.mark.parametrize("kind", ["sqlite", POSTGRES])
+async def test_fields_without_a_column_are_kept_and_updated_one_by_one(kind: str, sessions_of: SessionsOf) -> None:
+    sessions = sessions_of(kind)
+    session = sessions.fresh()
+    assert session is not None
+    items = SqlCollection(session, SAMPLE_TABLES[Plain], NewerPlain, ["key"])
+    await items.insert([NewerPlain(key="a", value=1, first="one", second=[1]), NewerPlain(key="b")])
+    skeletons = [NewerPlain(key="a", value=-1, first="two"), NewerPlain(key="b", value=-1, first="three")]
+    expected = [NewerPlain(key="a", value=1, first="two", second=[1]), NewerPlain(key="b", first="three")]
+    assert list(await items.update(skeletons, ["first"])) == expected
+    assert (await items.query()).items == expected
+    assert list(await items.upsert(skeletons[:1], ["first", "value"])) == [
+        NewerPlain(key="a", value=-1, first="two", second=[1])
+    ]
+    assert [item.key for item in (await items.query({"second": {"contains": 1}})).items] == ["a"]
+    await sessions.close()
+
+
 async def test_what_memory_is_given_at_construction_is_not_changed() -> None:
     given = {"k": 1}
     values = MemoryKeyValue[str, Any](given)

@@ -8,6 +8,7 @@ import pytest
 
 from lightning_sql.errors import InvalidRequestError
 from lightning_sql.records import RolloutConfig
+from lightning_sql.store import collection_store
 from lightning_sql.store.collection_store import CollectionStore
 from lightning_sql.store.factory import open_store
 from lightning_sql.store.interface import LightningStore
@@ -95,6 +96,26 @@ async def test_another_process_wakes_a_waiter(open_another: OpenStore) -> None:
     async with asyncio.timeout(PATIENCE):
         [finished] = await waiting
     assert finished.status == "succeeded"
+
+
+@pytest.mark.parametrize("outcome", ["attempt", "rollout", "watchdog"])
+async def test_what_finishes_here_wakes_a_waiter_without_a_poll(
+    collections_of: CollectionsOf, clock: Clock, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    monkeypatch.setattr(collection_store, "POLL_SECONDS", 3600.0)
+    async with CollectionStore(collections_of("memory"), scan_debounce_seconds=0, clock=clock) as store:
+        started = await store.start_rollout(1, config=RolloutConfig(timeout_seconds=1.0))
+        waiting = asyncio.create_task(store.wait_for_rollouts(rollout_ids=[started.rollout_id]))
+        await asyncio.sleep(0.01)
+        if outcome == "attempt":
+            await store.update_attempt(started.rollout_id, "latest", status="succeeded")
+        elif outcome == "rollout":
+            await store.update_rollout(started.rollout_id, status="cancelled")
+        else:
+            clock.now += 2.0
+            await store.query_workers()
+        async with asyncio.timeout(PATIENCE):
+            assert len(await waiting) == 1
 
 
 async def test_closing_lets_waiters_go(open_another: OpenStore) -> None:

@@ -80,6 +80,21 @@ async def test_concurrent_callbacks_that_read_and_then_write_are_all_applied(
     assert await count(several[0]) == CALLBACKS
 
 
+async def test_labels_exclude_writers_of_other_servers(shared: Shared) -> None:
+    """By waiting, not by conflict: `atomic` cannot run its body again."""
+    several = [shared.another() for _ in range(CALLBACKS)]
+    await several[0].workers.insert([Worker(worker_id="counter", heartbeat_stats={"count": 0})])
+
+    async def count_up(collections: SqlCollections) -> None:
+        for _ in range(3):
+            async with collections.atomic(mode="rw", labels=["workers"]) as inside:
+                await add_one(inside)
+
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*(count_up(collections) for collections in several))
+    assert await count(several[0]) == 3 * CALLBACKS
+
+
 async def test_an_insert_that_depends_on_what_was_read_is_made_once(collections: SqlCollections) -> None:
     """What nobody has written yet cannot be locked: only a snapshot that is checked at the end finds this."""
 

@@ -16,7 +16,7 @@ from lightning_sql.collections.sql.conditions import Translation, order_by
 from lightning_sql.collections.sql.rows import RowMapper
 from lightning_sql.collections.sql.session import Row, Session, SqlContainer
 from lightning_sql.collections.tracking import MetricsTracker
-from lightning_sql.database.schema import PARTITION, SEQ
+from lightning_sql.database.schema import EXTRA, PARTITION, SEQ
 from lightning_sql.errors import DuplicatedPrimaryKeyError, RecordNotFoundError
 from lightning_sql.filters import (
     Filter,
@@ -239,8 +239,8 @@ class SqlCollection(SqlContainer, Collection[T]):
     ) -> dict[Key, T]:
         columns = [name for name in self._mapper.stored_columns(fields) if name not in self._primary_keys]
         if not columns:
-            keys = [self._key_is(item) for item in items]
-            return await self._matching(connection, keys)
+            return await self._matching(connection, items)
+        items = await self._merged(connection, items, fields)
         if len(items) == 1:
             [row] = self._rows(items)
             changed = update(self._table).where(self._mine, self._key_is(items[0]))
@@ -268,16 +268,33 @@ class SqlCollection(SqlContainer, Collection[T]):
     def _key_is(self, item: T) -> ColumnElement[bool]:
         return and_(*(self._table.c[name] == getattr(item, name) for name in self._primary_keys))
 
-    async def _matching(self, connection: AsyncConnection, keys: Sequence[ColumnElement[bool]]) -> dict[Key, T]:
+    async def _matching(self, connection: AsyncConnection, items: Sequence[T]) -> dict[Key, T]:
+        """Those of the items that are stored, as they are stored, and locked."""
         found: dict[Key, T] = {}
-        for key in keys:
-            found |= await self._returned(connection, select(self._table).where(self._mine, key))
+        for item in items:
+            statement = select(self._table).where(self._mine, self._key_is(item)).with_for_update()
+            found |= await self._returned(connection, statement)
         return found
+
+    async def _merged(
+        self, connection: AsyncConnection, items: Sequence[T], fields: Sequence[str] | None
+    ) -> Sequence[T]:
+        """The items, with what else stands in the column that fields without one of their own share."""
+        if fields is None or EXTRA not in self._mapper.stored_columns(fields):
+            return items
+        stored = await self._matching(connection, items)
+        merged: list[T] = []
+        for item in items:
+            known = stored.get(checks.key_of(item, self._primary_keys))
+            given = {name: getattr(item, name) for name in fields}
+            merged.append(item if known is None else known.model_copy(update=given))
+        return merged
 
     async def _upsert(
         self, connection: AsyncConnection, items: Sequence[T], fields: Sequence[str] | None
     ) -> dict[Key, T]:
         columns = [name for name in self._mapper.stored_columns(fields) if name not in self._primary_keys]
+        items = await self._merged(connection, items, fields)
         statement = self._dialect.upsert(self._table).values(self._rows(items))
         changes = {name: statement.excluded[name] for name in columns}
         # Writing the key over itself changes nothing, but makes RETURNING answer with the row.

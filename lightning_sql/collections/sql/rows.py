@@ -44,7 +44,7 @@ class RowMapper(Generic[T]):
     def stored_columns(self, fields: Sequence[str] | None) -> list[str]:
         """The columns to write when these fields are updated; None is every field.
 
-        A field without a column lives in the shared one, which is then written as a whole.
+        A field without a column lives in the shared one, which is then written as a whole: merge it first.
         """
         if fields is None:
             return [*self.columns, EXTRA]
