@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_sql.records import (
@@ -18,6 +19,7 @@ from lightning_sql.records import (
     ROLLOUT_QUEUED,
     Attempt,
     AttemptStatus,
+    EnqueueRolloutRequest,
     NamedResources,
     ResourcesUpdate,
     Rollout,
@@ -35,11 +37,13 @@ __all__ = [
     "attempt_with_status",
     "expired_status",
     "is_finished",
+    "is_limited",
     "is_queued",
     "new_attempt",
     "new_attempt_id",
     "new_resources",
     "new_resources_id",
+    "new_rollout",
     "new_rollout_id",
     "next_resources",
     "outcome_of",
@@ -50,6 +54,7 @@ __all__ = [
     "worker_after_claim",
     "worker_after_empty_dequeue",
     "worker_after_heartbeat",
+    "worker_follows",
 ]
 
 ATTEMPT_ENDED: Final[frozenset[AttemptStatus]] = frozenset({"failed", "succeeded"})
@@ -96,6 +101,22 @@ def outcome_of(attempt_status: AttemptStatus, sequence_id: int, config: RolloutC
         return attempt_status
     retry = attempt_status in config.retry_condition and sequence_id < config.max_attempts
     return "requeuing" if retry else "failed"
+
+
+def new_rollout(
+    request: EnqueueRolloutRequest, status: RolloutStatus, latest_resources_id: str | None, now: float
+) -> Rollout:
+    """A rollout as it is created (section 7.1); without resources of its own it gets the latest, if there are any."""
+    return Rollout(
+        rollout_id=new_rollout_id(),
+        input=request.input,
+        start_time=now,
+        mode=request.mode,
+        resources_id=latest_resources_id if request.resources_id is None else request.resources_id,
+        status=status,
+        config=RolloutConfig() if request.config is None else request.config.model_copy(deep=True),
+        metadata={} if request.metadata is None else request.metadata,
+    )
 
 
 def rollout_with_status(rollout: Rollout, status: RolloutStatus, now: float) -> Rollout:
@@ -151,6 +172,11 @@ def rollout_after_heartbeat(rollout: Rollout, attempt: Attempt, now: float) -> R
     return rollout if status == rollout.status else rollout_with_status(rollout, status, now)
 
 
+def is_limited(config: RolloutConfig) -> bool:
+    """Whether the watchdog has anything to look for in a rollout of this config."""
+    return config.timeout_seconds is not None or config.unresponsive_seconds is not None
+
+
 def expired_status(rollout: Rollout, attempt: Attempt, now: float) -> AttemptStatus | None:
     """The watchdog's verdict on the latest attempt of a rollout, or None (section 7.8)."""
     if rollout.status not in ROLLOUT_ACTIVE:
@@ -162,6 +188,11 @@ def expired_status(rollout: Rollout, attempt: Attempt, now: float) -> AttemptSta
     if config.unresponsive_seconds is not None and now - last_sign > config.unresponsive_seconds:
         return "unresponsive"
     return None
+
+
+def worker_follows(changes: Mapping[str, Any]) -> bool:
+    """Whether an attempt update with these changes is passed on to the attempt's worker (section 8)."""
+    return bool(changes.get("worker_id")) or "status" in changes
 
 
 def worker_after_attempt(worker: Worker, attempt: Attempt, now: float) -> Worker:

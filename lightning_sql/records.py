@@ -45,6 +45,7 @@ __all__ = [
     "Unset",
     "Worker",
     "WorkerStatus",
+    "given",
 ]
 
 T = TypeVar("T")
@@ -80,6 +81,11 @@ class Unset(Enum):
 
 
 UNSET: Final = Unset.UNSET
+
+
+def given(changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes of an update without those that are `UNSET`."""
+    return {name: value for name, value in changes.items() if value is not UNSET}
 
 
 def _check_identifier(value: str) -> str:

@@ -31,6 +31,7 @@ from lightning_sql.records import (
     Unset,
     Worker,
     WorkerStatus,
+    given,
 )
 from lightning_sql.store.interface import (
     FilterLogic,
@@ -59,10 +60,6 @@ def _rollout(value: Any) -> Rollout:
 
 def _present(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _given(changes: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in changes.items() if value is not UNSET}
 
 
 def _page(limit: int, offset: int, sort_by: str | None, sort_order: SortOrder) -> dict[str, Any]:
@@ -288,7 +285,7 @@ class LightningClient(LightningStore):
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | None | Unset = UNSET,
     ) -> Rollout:
-        changes = _given(
+        changes = given(
             {
                 "input": input,
                 "mode": mode,
@@ -334,7 +331,7 @@ class LightningClient(LightningStore):
         last_heartbeat_time: float | Unset = UNSET,
         metadata: dict[str, Any] | Unset = UNSET,
     ) -> Attempt:
-        changes = _given(
+        changes = given(
             {
                 "status": status,
                 "worker_id": worker_id,
@@ -362,8 +359,8 @@ class LightningClient(LightningStore):
         stored: list[Span] = []
         rejected: list[Span] = []
         attempts = await self._attempts_of([spans[index] for index in sorted(unnumbered)])
-        for index, given in enumerate(spans):
-            span = given
+        for index, offered in enumerate(spans):
+            span = offered
             if index in unnumbered:
                 # Looked at first, so that a span that is not stored does not use up a number.
                 if (span.rollout_id, span.attempt_id) not in attempts:
@@ -376,7 +373,7 @@ class LightningClient(LightningStore):
             try:
                 answer = await self.add_span(span)
             except RecordNotFoundError:
-                rejected.append(given)
+                rejected.append(offered)
                 continue
             if answer is not None:
                 stored.append(answer)
@@ -521,4 +518,4 @@ class LightningClient(LightningStore):
         if worker_id == "search":
             raise InvalidRequestError("the protocol cannot write a worker of the name 'search'")
         path = f"/v1/agl/workers/{_segment(worker_id)}"
-        return Worker.model_validate(await self._transport.write(path, _given({"heartbeat_stats": heartbeat_stats})))
+        return Worker.model_validate(await self._transport.write(path, given({"heartbeat_stats": heartbeat_stats})))

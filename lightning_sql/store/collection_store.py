@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, TypeVar
@@ -31,6 +30,7 @@ from lightning_sql.records import (
     Span,
     Unset,
     Worker,
+    given,
 )
 from lightning_sql.store.collection_reads import CollectionReads
 from lightning_sql.store.interface import (
@@ -63,10 +63,6 @@ SPAN_LABELS: Final[tuple[AtomicLabel, ...]] = (
     "rollout_queue",
     "span_sequence_ids",
 )
-
-
-def _given(changes: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in changes.items() if value is not UNSET}
 
 
 def _refuse_null(changes: dict[str, Any], names: Iterable[str]) -> None:
@@ -155,11 +151,7 @@ class CollectionStore(CollectionReads):
     async def _overdue(self, collections: LightningCollections) -> list[tuple[Rollout, Attempt, AttemptStatus]]:
         now = await collections.now()
         active = await collections.rollouts.query({"status": {"within": sorted(ROLLOUT_ACTIVE)}})
-        limited = {
-            rollout.rollout_id: rollout
-            for rollout in active.items
-            if rollout.config.timeout_seconds is not None or rollout.config.unresponsive_seconds is not None
-        }
+        limited = {rollout.rollout_id: rollout for rollout in active.items if lifecycle.is_limited(rollout.config)}
         found: list[tuple[Rollout, Attempt, AttemptStatus]] = []
         for rollout_id, attempt in (await latest_attempts(collections, limited)).items():
             verdict = lifecycle.expired_status(limited[rollout_id], attempt, now)
@@ -228,19 +220,7 @@ class CollectionStore(CollectionReads):
         if any(request.resources_id is None for request in requests):
             resources = await self._latest_resources(transaction.collections)
             latest = None if resources is None else resources.resources_id
-        created = [
-            Rollout(
-                rollout_id=lifecycle.new_rollout_id(),
-                input=request.input,
-                start_time=transaction.now,
-                mode=request.mode,
-                resources_id=latest if request.resources_id is None else request.resources_id,
-                status=status,
-                config=RolloutConfig() if request.config is None else request.config.model_copy(deep=True),
-                metadata={} if request.metadata is None else request.metadata,
-            )
-            for request in requests
-        ]
+        created = [lifecycle.new_rollout(request, status, latest, transaction.now) for request in requests]
         await transaction.collections.rollouts.insert(created)
         return created
 
@@ -324,7 +304,7 @@ class CollectionStore(CollectionReads):
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | None | Unset = UNSET,
     ) -> Rollout:
-        changes = _given(
+        changes = given(
             {
                 "input": input,
                 "mode": mode,
@@ -363,7 +343,7 @@ class CollectionStore(CollectionReads):
         last_heartbeat_time: float | Unset = UNSET,
         metadata: dict[str, Any] | Unset = UNSET,
     ) -> Attempt:
-        changes = _given(
+        changes = given(
             {
                 "status": status,
                 "worker_id": worker_id,
@@ -391,7 +371,7 @@ class CollectionStore(CollectionReads):
                 after,
                 latest=after.attempt_id == latest.attempt_id,
                 rollout=rollout,
-                sync_worker=bool(changes.get("worker_id")) or "status" in changes,
+                sync_worker=lifecycle.worker_follows(changes),
             )
             return after
 
@@ -441,20 +421,11 @@ class CollectionStore(CollectionReads):
 
     @override
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
-        wanted = Counter(rollout_id for rollout_id, _ in rollout_attempt_ids)
-        if not wanted:
+        if not rollout_attempt_ids:
             return []
 
         async def issue(transaction: StoreTransaction) -> Sequence[int]:
-            counters = transaction.collections.span_sequence_ids
-            following = {
-                rollout_id: await counters.inc(rollout_id, count) - count for rollout_id, count in wanted.items()
-            }
-            numbers: list[int] = []
-            for rollout_id, _ in rollout_attempt_ids:
-                following[rollout_id] += 1
-                numbers.append(following[rollout_id])
-            return numbers
+            return await transaction.issue_span_numbers([rollout_id for rollout_id, _ in rollout_attempt_ids])
 
         return await self._write("get_many_span_sequence_ids", ("span_sequence_ids",), issue)
 

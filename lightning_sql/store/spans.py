@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from lightning_sql import lifecycle
 from lightning_sql.records import Attempt, Rollout, Span
-from lightning_sql.store.transaction import StoreTransaction, latest_attempts
+from lightning_sql.store.transaction import StoreTransaction, latest_of
 
 __all__ = ["SpanImport"]
 
@@ -45,11 +44,10 @@ class SpanImport:
         attempt_ids = list(dict.fromkeys(span.attempt_id for span in spans))
         in_rollouts = {"rollout_id": {"within": rollout_ids}}
         rollouts = {rollout.rollout_id: rollout for rollout in (await collections.rollouts.query(in_rollouts)).items}
+        # All attempts of the rollouts, not only those that were named: which one is the latest decides too.
         attempts = {
             (attempt.rollout_id, attempt.attempt_id): attempt
-            for attempt in (
-                await collections.attempts.query(in_rollouts | {"attempt_id": {"within": attempt_ids}})
-            ).items
+            for attempt in (await collections.attempts.query(in_rollouts)).items
         }
         stored = await collections.spans.query(
             in_rollouts
@@ -82,18 +80,15 @@ class SpanImport:
         return self.fresh
 
     async def _number(self) -> None:
-        counters = self.transaction.collections.span_sequence_ids
-        wanted = Counter(self.fresh[index].rollout_id for index in sorted(self.unnumbered))
-        following = {id_: await counters.inc(id_, count) - count for id_, count in wanted.items()}
-        for index in sorted(self.unnumbered):
-            span = self.fresh[index]
-            following[span.rollout_id] += 1
-            self.fresh[index] = span.model_copy(update={"sequence_id": following[span.rollout_id]})
+        places = sorted(self.unnumbered)
+        numbers = await self.transaction.issue_span_numbers([self.fresh[index].rollout_id for index in places])
+        for index, number in zip(places, numbers, strict=True):
+            self.fresh[index] = self.fresh[index].model_copy(update={"sequence_id": number})
         highest: dict[str, int] = {}
         for span in self.fresh:
             highest[span.rollout_id] = max(span.sequence_id, highest.get(span.rollout_id, 0))
         for rollout_id in sorted(highest):
-            await counters.chmax(rollout_id, highest[rollout_id])
+            await self.transaction.collections.span_sequence_ids.chmax(rollout_id, highest[rollout_id])
 
     async def _beat(self) -> None:
         now = self.transaction.now
@@ -104,7 +99,7 @@ class SpanImport:
         await self.transaction.collections.attempts.update(
             list(beaten.values()), update_fields=["last_heartbeat_time", "status"]
         )
-        latest = await latest_attempts(self.transaction.collections, [rollout_id for rollout_id, _ in beaten])
+        latest = latest_of(self.attempts.values())
         await self.transaction.save_status(
             (rollout, lifecycle.rollout_after_heartbeat(rollout, attempt, now))
             for (rollout_id, attempt_id), attempt in beaten.items()

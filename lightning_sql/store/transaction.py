@@ -6,6 +6,7 @@ status says so, attempts are numbered without gap, a worker follows its attempt.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
@@ -14,7 +15,7 @@ from lightning_sql.collections.protocols import LightningCollections
 from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.records import Attempt, AttemptedRollout, Rollout, Worker
 
-__all__ = ["LATEST", "StoreTransaction", "attempted", "latest_attempts", "rollout_or_error"]
+__all__ = ["LATEST", "StoreTransaction", "attempted", "latest_attempts", "latest_of", "rollout_or_error"]
 
 LATEST: Final = "latest"
 """Stands for the id of the attempt with the highest number."""
@@ -31,8 +32,13 @@ async def latest_attempts(collections: LightningCollections, rollout_ids: Collec
     if not rollout_ids:
         return {}
     page = await collections.attempts.query({"rollout_id": {"within": rollout_ids}})
+    return latest_of(page.items)
+
+
+def latest_of(attempts: Iterable[Attempt]) -> dict[str, Attempt]:
+    """Of these attempts the one with the highest number, by rollout id."""
     latest: dict[str, Attempt] = {}
-    for attempt in page.items:
+    for attempt in attempts:
         known = latest.get(attempt.rollout_id)
         if known is None or attempt.sequence_id > known.sequence_id:
             latest[attempt.rollout_id] = attempt
@@ -105,6 +111,17 @@ class StoreTransaction:
         await self.collections.attempts.insert([attempt for _, _, attempt in begun])
         await self.save_status((before, after) for before, after, _ in begun)
         return [attempted(after, attempt) for _, after, attempt in begun]
+
+    async def issue_span_numbers(self, rollout_ids: Sequence[str]) -> list[int]:
+        """The next sequence number of each rollout, in order; one that is named twice gets two."""
+        counters = self.collections.span_sequence_ids
+        wanted = Counter(rollout_ids)
+        last = {rollout_id: await counters.inc(rollout_id, count) - count for rollout_id, count in wanted.items()}
+        numbers: list[int] = []
+        for rollout_id in rollout_ids:
+            last[rollout_id] += 1
+            numbers.append(last[rollout_id])
+        return numbers
 
     async def save_attempt(self, attempt: Attempt, *, latest: bool, rollout: Rollout, sync_worker: bool) -> None:
         """Write a changed attempt, and what follows for its rollout and, if asked, for its worker."""

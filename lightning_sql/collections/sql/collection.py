@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -181,7 +181,7 @@ class SqlCollection(SqlContainer, Collection[T]):
             if not checked:
                 return []
             return await self._session.write(
-                lambda connection: self._in_rounds(connection, checked, fields, self._update),
+                lambda connection: self._in_rounds(connection, checked, fields, self._update, inserts=False),
                 undo=len(checked) > 1,
             )
 
@@ -193,7 +193,7 @@ class SqlCollection(SqlContainer, Collection[T]):
             if not checked:
                 return []
             return await self._session.write(
-                lambda connection: self._in_rounds(connection, checked, fields, self._upsert),
+                lambda connection: self._in_rounds(connection, checked, fields, self._upsert, inserts=True),
                 undo=len(checked) > 1,
             )
 
@@ -205,12 +205,18 @@ class SqlCollection(SqlContainer, Collection[T]):
                 await self._session.write(lambda connection: self._delete(connection, checked), undo=len(checked) > 1)
 
     async def _in_rounds(
-        self, connection: AsyncConnection, items: Sequence[T], fields: Sequence[str] | None, write: Any
+        self,
+        connection: AsyncConnection,
+        items: Sequence[T],
+        fields: Sequence[str] | None,
+        write: Callable[[AsyncConnection, Sequence[T], Sequence[str] | None], Awaitable[dict[Key, T]]],
+        *,
+        inserts: bool,
     ) -> Sequence[T]:
         """Write items in statements that each name a key at most once and carry a bounded number of values."""
         results: list[T | None] = [None] * len(items)
         for round_ in _rounds([checks.key_of(item, self._primary_keys) for item in items]):
-            if write == self._update:
+            if not inserts:
                 # In the order of keys, so that two calls that overlap cannot deadlock. What may be inserted
                 # must keep the order that it was given in.
                 round_.sort(key=lambda index: _sortable(checks.key_of(items[index], self._primary_keys)))
