@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from lightning_sql.records import (
@@ -26,15 +26,19 @@ from lightning_sql.records import (
     RolloutConfig,
     RolloutStatus,
     Worker,
+    WorkerStatus,
 )
 
 __all__ = [
     "ATTEMPT_ENDED",
-    "ATTEMPT_LOST",
     "HEARTBEAT_ATTEMPT",
     "HEARTBEAT_ROLLOUT",
+    "OUTCOME",
+    "WORKER_STATUS",
     "attempt_after_heartbeat",
     "attempt_with_status",
+    "dequeue_sync",
+    "end_time_of",
     "expired_status",
     "is_finished",
     "is_limited",
@@ -46,22 +50,40 @@ __all__ = [
     "new_rollout",
     "new_rollout_id",
     "next_resources",
-    "outcome_of",
+    "outcome_status",
     "rollout_after_attempt",
     "rollout_after_heartbeat",
     "rollout_with_status",
+    "status_after_attempt",
+    "status_after_heartbeat",
+    "watch_time",
     "worker_after_attempt",
     "worker_after_claim",
     "worker_after_empty_dequeue",
     "worker_after_heartbeat",
     "worker_follows",
+    "worker_sync",
 ]
+
+OUTCOME: Final[dict[AttemptStatus, RolloutStatus]] = {
+    "preparing": "preparing",
+    "running": "running",
+    "succeeded": "succeeded",
+}
+"""What the status of its latest attempt makes of a rollout; any other status is a failure, which may be retried."""
+
+WORKER_STATUS: Final[dict[AttemptStatus, WorkerStatus]] = {
+    "preparing": "busy",
+    "running": "busy",
+    "succeeded": "idle",
+    "failed": "idle",
+    "timeout": "unknown",
+    "unresponsive": "unknown",
+}
+"""What the status of its attempt makes of a worker (section 8); a busy one is tied to the attempt, others to none."""
 
 ATTEMPT_ENDED: Final[frozenset[AttemptStatus]] = frozenset({"failed", "succeeded"})
 """Statuses that stamp an attempt's end time; the watchdog's verdicts do not (section 12, entry 14)."""
-
-ATTEMPT_LOST: Final[frozenset[AttemptStatus]] = frozenset({"timeout", "unresponsive"})
-"""The watchdog's verdicts: nobody knows what the worker is doing."""
 
 HEARTBEAT_ATTEMPT: Final[dict[AttemptStatus, AttemptStatus]] = {"preparing": "running", "unresponsive": "running"}
 """What a heartbeat makes of an attempt; a status that is not a key stays."""
@@ -95,12 +117,19 @@ def is_finished(status: RolloutStatus) -> bool:
     return status in ROLLOUT_FINISHED
 
 
-def outcome_of(attempt_status: AttemptStatus, sequence_id: int, config: RolloutConfig) -> RolloutStatus:
-    """The rollout status that follows from the status of its latest attempt (section 7.5)."""
-    if attempt_status in ("preparing", "running", "succeeded"):
-        return attempt_status
-    retry = attempt_status in config.retry_condition and sequence_id < config.max_attempts
-    return "requeuing" if retry else "failed"
+def end_time_of(status: RolloutStatus, now: float) -> float | None:
+    """The end time of a rollout that takes this status now."""
+    return now if is_finished(status) else None
+
+
+def outcome_status(
+    attempt_status: AttemptStatus, sequence_id: int, max_attempts: int, retry_condition: Collection[str]
+) -> RolloutStatus:
+    """The rollout status that follows from the status and number of its latest attempt (section 7.5)."""
+    outcome = OUTCOME.get(attempt_status)
+    if outcome is not None:
+        return outcome
+    return "requeuing" if attempt_status in retry_condition and sequence_id < max_attempts else "failed"
 
 
 def new_rollout(
@@ -121,7 +150,20 @@ def new_rollout(
 
 def rollout_with_status(rollout: Rollout, status: RolloutStatus, now: float) -> Rollout:
     """The rollout with this status: an outcome stamps its end, any other status clears it (section 12, entry 11)."""
-    return rollout.model_copy(update={"status": status, "end_time": now if is_finished(status) else None})
+    return rollout.model_copy(update={"status": status, "end_time": end_time_of(status, now)})
+
+
+def status_after_attempt(
+    status: RolloutStatus,
+    attempt_status: AttemptStatus,
+    sequence_id: int,
+    max_attempts: int,
+    retry_condition: Collection[str],
+) -> RolloutStatus:
+    """As `rollout_after_attempt`, from bare values to a rollout's status."""
+    if status == "cancelled":
+        return status
+    return outcome_status(attempt_status, sequence_id, max_attempts, retry_condition)
 
 
 def rollout_after_attempt(rollout: Rollout, attempt: Attempt, now: float) -> Rollout:
@@ -129,9 +171,10 @@ def rollout_after_attempt(rollout: Rollout, attempt: Attempt, now: float) -> Rol
 
     A cancelled rollout stays cancelled: only an explicit status or a new attempt leaves it (section 12, entry 11).
     """
-    if rollout.status == "cancelled":
-        return rollout
-    status = outcome_of(attempt.status, attempt.sequence_id, rollout.config)
+    config = rollout.config
+    status = status_after_attempt(
+        rollout.status, attempt.status, attempt.sequence_id, config.max_attempts, config.retry_condition
+    )
     return rollout if status == rollout.status else rollout_with_status(rollout, status, now)
 
 
@@ -160,21 +203,41 @@ def attempt_after_heartbeat(attempt: Attempt, now: float) -> Attempt:
     return attempt.model_copy(update={"last_heartbeat_time": now, "status": status})
 
 
+def status_after_heartbeat(status: RolloutStatus, attempt_status: AttemptStatus) -> RolloutStatus:
+    """As `rollout_after_heartbeat`, from bare values to a rollout's status."""
+    return HEARTBEAT_ROLLOUT.get(status, status) if attempt_status == "running" else status
+
+
 def rollout_after_heartbeat(rollout: Rollout, attempt: Attempt, now: float) -> Rollout:
     """The rollout after its latest attempt got a heartbeat; the same object when nothing follows.
 
     `attempt` is as the heartbeat left it. A dead one (`failed`, `timeout`, `succeeded`) cannot undo a
     retry (section 12, entry 10).
     """
-    if attempt.status != "running":
-        return rollout
-    status = HEARTBEAT_ROLLOUT.get(rollout.status, rollout.status)
+    status = status_after_heartbeat(rollout.status, attempt.status)
     return rollout if status == rollout.status else rollout_with_status(rollout, status, now)
 
 
 def is_limited(config: RolloutConfig) -> bool:
     """Whether the watchdog has anything to look for in a rollout of this config."""
     return config.timeout_seconds is not None or config.unresponsive_seconds is not None
+
+
+def watch_time(
+    timeout_seconds: float | None,
+    unresponsive_seconds: float | None,
+    start_time: float,
+    last_heartbeat_time: float | None,
+) -> float | None:
+    """The earliest time at which an attempt can be over a limit of its rollout; None when it has no limit."""
+    last_sign = start_time if last_heartbeat_time is None else last_heartbeat_time
+    limits = [
+        begun + limit
+        for begun, limit in ((start_time, timeout_seconds), (last_sign, unresponsive_seconds))
+        if limit is not None
+    ]
+    due = [limit for limit in limits if not math.isnan(limit)]
+    return min(due) if due else None
 
 
 def expired_status(rollout: Rollout, attempt: Attempt, now: float) -> AttemptStatus | None:
@@ -195,38 +258,50 @@ def worker_follows(changes: Mapping[str, Any]) -> bool:
     return bool(changes.get("worker_id")) or "status" in changes
 
 
+def worker_sync(status: AttemptStatus, rollout_id: str, attempt_id: str, now: float) -> dict[str, Any]:
+    """What changes in the worker that an attempt is tied to, after the attempt changed (section 8)."""
+    if status in ATTEMPT_ACTIVE:
+        return {
+            "status": WORKER_STATUS[status],
+            "last_busy_time": now,
+            "current_rollout_id": rollout_id,
+            "current_attempt_id": attempt_id,
+        }
+    return {
+        "status": WORKER_STATUS[status],
+        "last_idle_time": now,
+        "current_rollout_id": None,
+        "current_attempt_id": None,
+    }
+
+
 def worker_after_attempt(worker: Worker, attempt: Attempt, now: float) -> Worker:
     """The worker that an attempt is tied to, after the attempt changed (section 8)."""
-    if attempt.status in ATTEMPT_ACTIVE:
-        return worker.model_copy(
-            update={
-                "status": "busy",
-                "last_busy_time": now,
-                "current_rollout_id": attempt.rollout_id,
-                "current_attempt_id": attempt.attempt_id,
-            }
-        )
-    return worker.model_copy(
-        update={
-            "status": "unknown" if attempt.status in ATTEMPT_LOST else "idle",
-            "last_idle_time": now,
-            "current_rollout_id": None,
-            "current_attempt_id": None,
-        }
-    )
+    return worker.model_copy(update=worker_sync(attempt.status, attempt.rollout_id, attempt.attempt_id, now))
+
+
+def dequeue_sync(last_attempt: tuple[str, str] | None, worker_status: WorkerStatus, now: float) -> dict[str, Any]:
+    """What changes in a worker that dequeued; it got attempts, the last of these ids (rollout, attempt), or nothing.
+
+    Of several claims it is tied to the last. After an empty dequeue its current ids are left (section 12, entry 13).
+    """
+    changes: dict[str, Any] = {"last_dequeue_time": now}
+    if last_attempt is not None:
+        changes |= worker_sync("preparing", *last_attempt, now)
+    elif worker_status != "idle":
+        changes |= {"status": "idle", "last_idle_time": now}
+    return changes
 
 
 def worker_after_claim(worker: Worker, last_attempt: Attempt, now: float) -> Worker:
-    """The worker after a dequeue that gave it something; of several claims it is tied to the last."""
-    return worker_after_attempt(worker, last_attempt, now).model_copy(update={"last_dequeue_time": now})
+    """The worker after a dequeue that gave it something."""
+    claimed = last_attempt.rollout_id, last_attempt.attempt_id
+    return worker.model_copy(update=dequeue_sync(claimed, worker.status, now))
 
 
 def worker_after_empty_dequeue(worker: Worker, now: float) -> Worker:
-    """The worker after a dequeue that found nothing; its current ids are left (section 12, entry 13)."""
-    changes: dict[str, Any] = {"last_dequeue_time": now}
-    if worker.status != "idle":
-        changes |= {"status": "idle", "last_idle_time": now}
-    return worker.model_copy(update=changes)
+    """The worker after a dequeue that found nothing."""
+    return worker.model_copy(update=dequeue_sync(None, worker.status, now))
 
 
 def worker_after_heartbeat(worker: Worker, now: float, stats: dict[str, Any] | None) -> Worker:
