@@ -9,11 +9,11 @@ from alembic import context
 from sqlalchemy import Connection
 
 from lightning_sql.database.engine import Database
-from lightning_sql.database.schema import metadata
+from lightning_sql.database.migrate import METADATA
 
 
 def run(connection: Connection) -> None:
-    context.configure(connection=connection, target_metadata=metadata, compare_type=True, render_as_batch=True)
+    context.configure(connection=connection, target_metadata=METADATA, compare_type=True, render_as_batch=True)
     context.run_migrations()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -14,14 +14,18 @@ from alembic.script import ScriptDirectory
 from alembic.script.revision import ResolutionError
 from alembic.util import CommandError
 from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from lightning_sql.database import schema
+from lightning_sql.database import native
 from lightning_sql.database.engine import Database
 from lightning_sql.errors import ConfigurationError, SchemaOutdatedError
 
-__all__ = ["Migrations", "scripts"]
+__all__ = ["METADATA", "Migrations", "scripts"]
 
 R = TypeVar("R")
+
+METADATA: Final = native.ROLLOUTS.metadata
+"""Every table that this release declares: the native store's, and those of the protocols that they stand beside."""
 
 UPGRADE_COMMAND: Final = "lightning-sql migrate up"
 
@@ -58,7 +62,7 @@ class Migrations:
 
     async def current(self) -> str | None:
         """The revision of the database; None when it has no schema of ours."""
-        return await self._read(lambda connection: MigrationContext.configure(connection).get_current_revision())
+        return await self._read(_revision)
 
     async def upgrade(self, revision: str = "head") -> None:
         """Bring the schema up to a revision. Several processes may do so at once: one does it, the others wait.
@@ -78,7 +82,7 @@ class Migrations:
 
         def compare(connection: Connection) -> list[str]:
             context = MigrationContext.configure(connection, opts={"compare_type": True})
-            return [_line(difference) for difference in compare_metadata(context, schema.metadata)]
+            return [_line(difference) for difference in compare_metadata(context, METADATA)]
 
         return await self._read(compare)
 
@@ -97,11 +101,20 @@ class Migrations:
             return
         if current is not None:
             self._known(current)
-            if not migrate and not await self._database.dialect.back_up(self._database.url, current):
+        if current is None or migrate:
+            await self.upgrade()
+            return
+
+        async def back_up(connection: AsyncConnection) -> None:
+            # Asked again, where nobody else can be at it: a second server must not copy what the first one upgraded.
+            if await connection.run_sync(_revision) != current:
+                return
+            if not await self._database.dialect.back_up(self._database.url, current):
                 raise SchemaOutdatedError(
                     f"the database is at revision {current}, this release needs {self.head}: run `{UPGRADE_COMMAND}`"
                 )
-        await self.upgrade()
+
+        await self._write(lambda: command.upgrade(self._config, "head"), back_up)
 
     def _known(self, revision: str) -> None:
         try:
@@ -119,7 +132,9 @@ class Migrations:
         finally:
             await self._database.close()
 
-    async def _write(self, work: Callable[[], Any]) -> None:
+    async def _write(
+        self, work: Callable[[], Any], first: Callable[[AsyncConnection], Awaitable[None]] | None = None
+    ) -> None:
         def run(connection: Connection) -> None:
             self._config.attributes["connection"] = connection
             try:
@@ -133,6 +148,8 @@ class Migrations:
                     lock = self._database.dialect.lock([MIGRATION_LOCK])
                     if lock is not None:
                         await connection.execute(lock)
+                    if first is not None:
+                        await first(connection)
                     await connection.run_sync(run)
         except CommandError as error:
             raise ConfigurationError(str(error)) from None
@@ -142,6 +159,10 @@ class Migrations:
 
 MIGRATION_LOCK: Final = 0x6C69676874_6E696E
 """The key of the lock under which a database is migrated."""
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
 
 
 def _line(difference: Any) -> str:
