@@ -16,7 +16,8 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from lightning_sql.database.dialects import dialect_of
-from lightning_sql.database.dialects.base import Dialect, EnginePair, Failure
+from lightning_sql.database.dialects.base import CommitUnknownError, Dialect, EnginePair, Failure
+from lightning_sql.database.dialects.hot import HotPath
 from lightning_sql.errors import (
     ConfigurationError,
     DatabaseUnavailableError,
@@ -51,10 +52,6 @@ def parse_url(database_url: str) -> URL:
         raise ConfigurationError(
             "the database URL cannot be read; it must be sqlite:///file, postgresql://host/name or memory://"
         ) from None
-
-
-class CommitUnknownError(DatabaseUnavailableError):
-    """The connection broke during COMMIT: whether the transaction took place is unknown."""
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -197,19 +194,38 @@ class Database:
         return await asyncio.shield(task)
 
     async def _attempts(self, attempt: Callable[[], Awaitable[R]], retry: bool) -> R:
+        return await self._again(attempt, retry, repeatable=False)
+
+    async def retried(self, attempt: Callable[[], Awaitable[R]], *, repeatable: bool) -> R:
+        """Run something whole in the running task, again if it lost against others or its connection broke.
+
+        With `repeatable`, also when it is not known whether it took place, since a second time does no harm.
+        """
+
+        async def translated() -> R:
+            with self.translated():
+                return await attempt()
+
+        return await self._again(translated, True, repeatable=repeatable)
+
+    async def _again(self, attempt: Callable[[], Awaitable[R]], retry: bool, *, repeatable: bool) -> R:
         loop = asyncio.get_running_loop()
         begun, pause = loop.time(), FIRST_PAUSE_SECONDS
         while True:
             try:
                 return await attempt()
-            except CommitUnknownError:
-                raise
             except DatabaseUnavailableError as error:
+                if isinstance(error, CommitUnknownError) and not repeatable:
+                    raise
                 limit = RETRY_SECONDS if isinstance(error, TransactionConflictError) else RECONNECT_SECONDS
                 if not retry or loop.time() - begun + pause > limit:
                     raise
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def hot_path(self, partition: str) -> HotPath:
+        """A way of the native store to a partition, for the running event loop; whoever asks closes it."""
+        return self.dialect.hot_path(self.url, self._here().engines, partition)
 
 
 def lock_key(partition: str, label: str) -> int:

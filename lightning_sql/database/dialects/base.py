@@ -5,16 +5,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from sqlalchemy import ColumnElement, Executable, Table, and_, not_, or_
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from lightning_sql.database.payload import ESCAPE_MARK, needle_forms
+from lightning_sql.errors import DatabaseUnavailableError
 from lightning_sql.fields import FieldKind
 
-__all__ = ["Dialect", "EnginePair", "Failure", "UpsertStatement"]
+if TYPE_CHECKING:
+    from lightning_sql.database.dialects.hot import HotPath
+
+__all__ = ["CommitUnknownError", "Dialect", "EnginePair", "Failure", "UpsertStatement"]
+
+
+class CommitUnknownError(DatabaseUnavailableError):
+    """The connection broke during a commit: whether the transaction took place is unknown."""
 
 
 class Failure(Enum):
@@ -99,6 +107,10 @@ class Dialect(ABC):
         """Fresh engines; nothing is connected yet. With `reflection` they can read the schema instead of payloads."""
 
     @abstractmethod
+    def hot_path(self, url: URL, engines: EnginePair, partition: str) -> HotPath:
+        """The native store's way to a partition, for the running event loop; connects when first used."""
+
+    @abstractmethod
     def transaction_options(self, *, writing: bool, snapshot: bool) -> Mapping[str, Any]:
         """Execution options of a connection about to begin a transaction."""
 
@@ -117,6 +129,10 @@ class Dialect(ABC):
     @abstractmethod
     def greatest(self, left: ColumnElement[Any], right: ColumnElement[Any]) -> ColumnElement[Any]:
         """The greater of two numbers, neither of them NULL."""
+
+    @abstractmethod
+    def stored_size(self, column: ColumnElement[Any]) -> ColumnElement[int]:
+        """About how many bytes a text or payload takes; 0 for NULL."""
 
     @abstractmethod
     def position(self, column: ColumnElement[Any], text: str) -> ColumnElement[int]:

@@ -28,6 +28,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from typing_extensions import override
 
 from lightning_sql.database.dialects.base import Dialect, EnginePair, Failure, UpsertStatement
+from lightning_sql.database.dialects.hot import HotPath
+from lightning_sql.database.dialects.postgresql_hot import PostgreSQLHotPath
 from lightning_sql.database.types import COLUMN_TYPES
 from lightning_sql.errors import ConfigurationError
 from lightning_sql.fields import FieldKind
@@ -60,6 +62,13 @@ _BY_CLASS: Final[dict[str, Failure]] = {
     "28": Failure.REFUSED,
     "22": Failure.UNSTORABLE,
 }
+_PLANNER: Final = {
+    # The front of the queue must come from its index in order, whatever the statistics say of a queue
+    # that was empty when they were taken: a bitmap would read all of it, and sort it.
+    "enable_bitmapscan": "off",
+    # Statements are small and many; compiling one takes longer than running it.
+    "jit": "off",
+}
 _CONNECT_KEYWORDS: Final = {"sslmode": "ssl", "connect_timeout": "timeout"}
 """Parameters of libpq URLs that asyncpg calls by another name."""
 
@@ -88,7 +97,7 @@ class PostgreSQL(Dialect):
     @override
     def engines(self, url: URL, *, reflection: bool = False) -> EnginePair:
         query: dict[str, Any] = {}
-        settings = {"application_name": "lightning-sql"}
+        settings = {"application_name": "lightning-sql"} | _PLANNER
         for key, value in url.query.items():
             text = value if isinstance(value, str) else value[-1]
             if key == "application_name":
@@ -120,6 +129,10 @@ class PostgreSQL(Dialect):
         return EnginePair(engine, engine)
 
     @override
+    def hot_path(self, url: URL, engines: EnginePair, partition: str) -> HotPath:
+        return PostgreSQLHotPath(engines.writer, partition)
+
+    @override
     def transaction_options(self, *, writing: bool, snapshot: bool) -> Mapping[str, Any]:
         # A writer that asked for a snapshot reads and then writes by what it read: only SERIALIZABLE
         # turns every way in which that can go wrong into an error that is retried.
@@ -146,6 +159,10 @@ class PostgreSQL(Dialect):
     @override
     def greatest(self, left: ColumnElement[Any], right: ColumnElement[Any]) -> ColumnElement[Any]:
         return func.greatest(left, right)
+
+    @override
+    def stored_size(self, column: ColumnElement[Any]) -> ColumnElement[int]:
+        return func.coalesce(func.pg_column_size(column), 0)
 
     @override
     def position(self, column: ColumnElement[Any], text: str) -> ColumnElement[int]:

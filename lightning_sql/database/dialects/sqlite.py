@@ -1,4 +1,4 @@
-"""SQLite 3.35 or newer, through aiosqlite: one writer at a time, readers beside it (WAL)."""
+"""SQLite 3.35 or newer: one writer at a time, readers beside it (WAL). Through aiosqlite, and threads of our own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, cast
 
-from sqlalchemy import ColumnElement, Executable, Table, Text, event, func, literal, select
+from sqlalchemy import ColumnElement, Executable, LargeBinary, Table, Text, event, func, literal, select
+from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -20,13 +21,15 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool
 from typing_extensions import override
 
 from lightning_sql.database.dialects.base import Dialect, EnginePair, Failure, UpsertStatement
+from lightning_sql.database.dialects.hot import HotPath
+from lightning_sql.database.dialects.sqlite_hot import SQLiteHotPath
+from lightning_sql.database.dialects.sqlite_thread import BEGIN_READ, BEGIN_WRITE, READERS, configure
 from lightning_sql.database.payload import encode_text
 from lightning_sql.errors import ConfigurationError, TransactionConflictError
 from lightning_sql.fields import FieldKind
 
 __all__ = ["SQLite"]
 
-READERS: Final = 4
 BUSY_TIMEOUT_MILLISECONDS: Final = 30_000
 POOL_TIMEOUT_SECONDS: Final = 60
 
@@ -71,6 +74,20 @@ def _file_of(url: URL) -> Path:
     if not url.database or url.database == ":memory:":
         raise ConfigurationError("an SQLite database in memory differs for each connection; use memory:// instead")
     return Path(url.database)
+
+
+def _pragmas(url: URL) -> dict[str, str]:
+    """The pragmas of every connection; the URL may choose how safe a commit is.
+
+    Raises:
+        ConfigurationError: the URL has other parameters.
+    """
+    pragmas = dict(_PRAGMAS)
+    for key, value in url.query.items():
+        if key != "synchronous" or str(value).upper() not in _SYNCHRONOUS:
+            raise ConfigurationError(f"the database URL has an unknown parameter {key!r} or value")
+        pragmas[key] = str(value).upper()
+    return pragmas
 
 
 def _enable_wal(file: Path) -> None:
@@ -118,15 +135,15 @@ class SQLite(Dialect):
     @override
     def engines(self, url: URL, *, reflection: bool = False) -> EnginePair:
         _file_of(url)
-        pragmas = dict(_PRAGMAS)
-        for key, value in url.query.items():
-            if key != "synchronous" or str(value).upper() not in _SYNCHRONOUS:
-                raise ConfigurationError(f"the database URL has an unknown parameter {key!r} or value")
-            pragmas[key] = str(value).upper()
+        pragmas = _pragmas(url)
         address = url.set(drivername="sqlite+aiosqlite", query={})
-        writer = self._engine(address, 1, "BEGIN IMMEDIATE", pragmas)
-        reader = self._engine(address, READERS, "BEGIN", pragmas | {"query_only": "ON"})
+        writer = self._engine(address, 1, BEGIN_WRITE, pragmas)
+        reader = self._engine(address, READERS, BEGIN_READ, pragmas | {"query_only": "ON"})
         return EnginePair(writer, reader)
+
+    @override
+    def hot_path(self, url: URL, engines: EnginePair, partition: str) -> HotPath:
+        return SQLiteHotPath(_file_of(url), _pragmas(url), partition, self.failure)
 
     def _engine(self, url: URL, size: int, begin: str, pragmas: Mapping[str, str]) -> AsyncEngine:
         engine = create_async_engine(
@@ -137,18 +154,10 @@ class SQLite(Dialect):
             pool_timeout=POOL_TIMEOUT_SECONDS,
         )
 
-        def connected(connection: Any, _record: object) -> None:
-            # The driver's own transaction handling would begin too late, and never IMMEDIATE.
-            connection.isolation_level = None
-            cursor = connection.cursor()
-            for name, value in pragmas.items():
-                cursor.execute(f"PRAGMA {name} = {value}")
-            cursor.close()
-
         def begun(connection: Connection) -> None:
             connection.exec_driver_sql(begin)
 
-        event.listen(engine.sync_engine, "connect", connected)
+        configure(engine.sync_engine, pragmas)
         event.listen(engine.sync_engine, "begin", begun)
         return engine
 
@@ -171,6 +180,11 @@ class SQLite(Dialect):
     @override
     def greatest(self, left: ColumnElement[Any], right: ColumnElement[Any]) -> ColumnElement[Any]:
         return func.max(left, right)
+
+    @override
+    def stored_size(self, column: ColumnElement[Any]) -> ColumnElement[int]:
+        # In bytes; the length of a text would be counted character by character.
+        return func.coalesce(func.length(sql_cast(column, LargeBinary)), 0)
 
     @override
     def position(self, column: ColumnElement[Any], text: str) -> ColumnElement[int]:

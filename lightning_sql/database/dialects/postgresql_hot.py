@@ -1,0 +1,386 @@
+"""The native store's way to PostgreSQL: hot statements on the driver's own connections, in autocommit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Double, Executable, Table, extract, func, select, text
+from sqlalchemy import cast as sql_cast
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from typing_extensions import override
+
+from lightning_sql.database.dialects import postgresql_statements as statements
+from lightning_sql.database.dialects.base import CommitUnknownError
+from lightning_sql.database.dialects.hot import (
+    AttemptChange,
+    AttemptChanged,
+    Claim,
+    Enqueued,
+    HotPath,
+    RolloutDraft,
+    Row,
+    SpanBatch,
+    SpanDraft,
+    SpanOutcome,
+    WorkerBeat,
+)
+from lightning_sql.database.dialects.postgresql_statements import HotStatement
+from lightning_sql.database.native import ORDERS, ROLLOUT_COLUMNS, TABLES
+from lightning_sql.database.payload import encode_text
+
+__all__ = ["PostgreSQLHotPath", "QueueFront"]
+
+logger: Final = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+HOT_CONNECTIONS: Final = 10
+"""How many connections hot statements may hold at once; joined calls need few of them."""
+PAGE_CONNECTIONS: Final = 4
+"""How many pages may be read at once."""
+
+GROWN_BY_ROWS: Final = 200
+"""So many rows and as many as there were: a table has grown."""
+
+FULL_SCAN_SECONDS: Final = 0.5
+FRONT_AGE_SECONDS: Final = 2.0
+
+_ROLLOUT_WIDTH: Final = len(ROLLOUT_COLUMNS)
+_SPAN_FIELDS: Final = SpanDraft._fields
+
+
+_ANALYZE_LOCK: Final = 0x616E616C797A65
+_GROWN: Final = text(
+    """
+    SELECT c.relname FROM pg_class c JOIN pg_stat_user_tables s ON s.relid = c.oid
+    WHERE c.oid = ANY (CAST(CAST(:names AS text[]) AS regclass[]))
+        AND s.n_mod_since_analyze > :least + greatest(c.reltuples, 0)
+    ORDER BY c.relname
+    """
+)
+"""Tables whose rows have doubled. A table of many rows is autovacuum's to watch, which looks every minute."""
+
+
+def _analyze_grown_tables(connection: Connection) -> Sequence[str]:
+    # Several servers need not do it at once, and none of them need wait for it.
+    if not connection.scalar(select(func.pg_try_advisory_xact_lock(_ANALYZE_LOCK))):
+        return ()
+    grown = connection.scalars(_GROWN, {"names": [table.name for table in TABLES], "least": GROWN_BY_ROWS}).all()
+    for name in grown:
+        connection.execute(text(f"ANALYZE {name}"))
+    return grown
+
+
+class QueueFront:
+    """From which queue position on a claim need look.
+
+    What is claimed leaves dead entries at the front of the queue's index, and while an old snapshot is
+    open nothing can clear them away: each claim would pass over all of them. Positions only grow, so
+    what was the front a while ago has nothing before it, but for two oddities: a rollout that was
+    queued by a statement that took longer than that while, and one whose claim was rolled back. A
+    claim that looks at the whole queue, now and then, finds those.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked = -FULL_SCAN_SECONDS
+        self._fronts: deque[tuple[float, int]] = deque()
+        self._floor = 0
+
+    def floor(self) -> int:
+        """The position after which to look; 0 looks at the whole queue."""
+        now = self._clock()
+        if now - self._looked >= FULL_SCAN_SECONDS:
+            self._looked = now
+            return 0
+        while self._fronts and now - self._fronts[0][0] >= FRONT_AGE_SECONDS:
+            self._floor = self._fronts.popleft()[1] - 1
+        return self._floor
+
+    def seen(self, position: int) -> None:
+        """Note the position of the first rollout that a claim found."""
+        now = self._clock()
+        if position <= self._floor:
+            # Something old came back: whatever was noted about the front is too high for what may follow it.
+            self._fronts.clear()
+            self._floor = position - 1
+        elif not self._fronts or now - self._fronts[-1][0] >= FULL_SCAN_SECONDS:
+            self._fronts.append((now, position))
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A connection that is kept, and the driver's own one below it."""
+
+    connection: AsyncConnection
+    driver: Any
+
+
+class _Connections:
+    """Connections that are checked out of the engine's pool and kept, each for one caller at a time."""
+
+    def __init__(self, engine: AsyncEngine, most: int, settings: str | None = None) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._idle: list[_Held] = []
+        self._free = asyncio.Semaphore(most)
+
+    @asynccontextmanager
+    async def one(self) -> AsyncGenerator[_Held]:
+        """A connection in autocommit, which is thrown away if the body raises."""
+        async with self._free:
+            held = await self._checked_out()
+            try:
+                yield held
+            except BaseException:
+                # Whatever state it is in, nobody else shall find out.
+                await self._discard(held)
+                raise
+            self._idle.append(held)
+
+    async def _checked_out(self) -> _Held:
+        while self._idle:
+            held = self._idle.pop()
+            if not held.driver.is_closed():
+                return held
+            await self._discard(held)
+        connection = self._engine.connect()
+        await connection.start()
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        held = _Held(connection, await _driver_of(connection))
+        if self._settings is not None:
+            await held.driver.execute(self._settings)
+        return held
+
+    @staticmethod
+    async def _discard(held: _Held) -> None:
+        # Its settings are its own, so it does not go back to the pool.
+        await held.connection.invalidate()
+        await held.connection.close()
+
+    async def close(self) -> None:
+        """Close those that nobody uses."""
+        while self._idle:
+            await self._discard(self._idle.pop())
+
+
+async def _driver_of(connection: AsyncConnection) -> Any:
+    return (await connection.get_raw_connection()).driver_connection
+
+
+async def _warn_of_loss(driver: Any) -> None:
+    """Say so when what this database acknowledges need not be on disk."""
+    query = "SELECT name FROM pg_settings WHERE name IN ('synchronous_commit', 'fsync') AND setting = 'off'"
+    for [name] in await driver.fetch(query):
+        logger.warning("%s is off in this database: what is acknowledged can be lost in a crash", name)
+
+
+class PostgreSQLHotPath(HotPath):
+    """Hot statements go to the driver as they are, pages through SQLAlchemy; none of them in a transaction."""
+
+    def __init__(self, engine: AsyncEngine, partition: str) -> None:
+        self._engine = engine
+        self._partition = encode_text(partition)
+        self._checked = False
+        # Planning a hot statement takes longer than running it, and no value would change its plan.
+        self._hot = _Connections(engine, HOT_CONNECTIONS, "SET plan_cache_mode = force_generic_plan")
+        self._pages = _Connections(engine, PAGE_CONNECTIONS)
+        self._front = QueueFront()
+
+    async def _run(self, statement: HotStatement, values: Mapping[str, Any], *, writing: bool = True) -> list[Any]:
+        async with self._hot.one() as held:
+            if not self._checked:
+                self._checked = True
+                await _warn_of_loss(held.driver)
+            try:
+                return await held.driver.fetch(statement.sql, *statement.arguments(values))
+            except Exception as error:
+                if writing and held.driver.is_closed():
+                    raise CommitUnknownError from error
+                raise
+
+    @override
+    async def close(self) -> None:
+        await self._hot.close()
+        await self._pages.close()
+
+    # Hot operations
+
+    @override
+    async def enqueue(self, drafts: Sequence[RolloutDraft], now: float | None) -> Enqueued:
+        columns = zip(*drafts, strict=True)
+        values = dict(zip(RolloutDraft._fields, columns, strict=True))
+        [row] = await self._run(statements.ENQUEUE, values | {"partition": self._partition, "now": now})
+        return Enqueued(row[0], row[1])
+
+    @override
+    async def claim(self, claims: Sequence[Claim], now: float | None) -> tuple[float, list[list[Row]]]:
+        attempt_ids = [attempt_id for claim in claims for attempt_id in claim.attempt_ids]
+        values: dict[str, Any] = {
+            "partition": self._partition,
+            "now": now,
+            "most": len(attempt_ids),
+            "floor": self._front.floor(),
+            "attempt_ids": attempt_ids,
+            "slot_workers": [claim.worker_id or None for claim in claims for _ in claim.attempt_ids],
+            "workers": [claim.worker_id for claim in claims if claim.worker_id],
+        }
+        found = await self._run(statements.CLAIM, values)
+        instant: float = found[0][-1]
+        rows = [tuple(row) for row in found if row[0] is not None]
+        if rows:
+            self._front.seen(rows[0][_ROLLOUT_WIDTH + 3])
+        given: list[list[Row]] = []
+        begin = 0
+        for claim in claims:
+            end = begin + len(claim.attempt_ids)
+            given.append([row[: _ROLLOUT_WIDTH + 2] for row in rows[begin:end]])
+            begin = end
+        return instant, given
+
+    @override
+    async def add_spans(self, batches: Sequence[SpanBatch], now: float | None) -> list[list[SpanOutcome]]:
+        pairs: dict[tuple[str, str], int] = {}
+        spans: list[SpanDraft] = []
+        pair_of: list[int] = []
+        batch_of: list[int | None] = []
+        for number, batch in enumerate(batches):
+            spans += batch.spans
+            pair_of += [pairs.setdefault((span[0], span[1]), len(pairs) + 1) for span in batch.spans]
+            batch_of += [number if batch.strict else None] * len(batch.spans)
+        values: dict[str, Any] = dict(zip(_SPAN_FIELDS, zip(*spans, strict=True), strict=True))
+        values |= {
+            "partition": self._partition,
+            "now": now,
+            "owners": list(dict.fromkeys(rollout_id for rollout_id, _ in pairs)),
+            "pair_rollouts": [rollout_id for rollout_id, _ in pairs],
+            "pair_attempts": [attempt_id for _, attempt_id in pairs],
+            "pair": pair_of,
+            "batch": batch_of,
+        }
+        missing = await self._run(statements.ADD_SPANS, values)
+        outcomes = [SpanOutcome.STORED] * len(spans)
+        for place, unknown in missing:
+            outcomes[place - 1] = SpanOutcome.UNKNOWN if unknown else SpanOutcome.DUPLICATE
+        answers: list[list[SpanOutcome]] = []
+        begin = 0
+        for batch in batches:
+            answers.append(outcomes[begin : begin + len(batch.spans)])
+            begin += len(batch.spans)
+        return answers
+
+    @override
+    async def new_spans(self, spans: Sequence[tuple[str, str, str]]) -> list[bool]:
+        rollout_ids, attempt_ids, span_ids = zip(*spans, strict=True)
+        values = {
+            "partition": self._partition,
+            "rollout_id": rollout_ids,
+            "attempt_id": attempt_ids,
+            "span_id": span_ids,
+        }
+        fresh = {row[0] for row in await self._run(statements.NEW_SPANS, values, writing=False)}
+        return [place in fresh for place in range(1, len(spans) + 1)]
+
+    @override
+    async def update_attempts(self, changes: Sequence[AttemptChange], now: float | None) -> list[AttemptChanged | None]:
+        answers: list[AttemptChanged | None] = [None] * len(changes)
+        places: list[int] = list(range(len(changes)))
+        while places:
+            rollout_ids, attempt_ids, statuses, workers, beats, metadata = zip(
+                *(changes[place] for place in places), strict=True
+            )
+            values = {
+                "partition": self._partition,
+                "now": now,
+                "owners": rollout_ids,
+                "attempt_id": attempt_ids,
+                "status": statuses,
+                "worker_id": workers,
+                "last_heartbeat_time": beats,
+                "metadata": metadata,
+            }
+            unseen: list[int] = []
+            for row in await self._run(statements.UPDATE_ATTEMPTS, values):
+                place = places[int(row[10]) - 1]
+                if row[11]:
+                    unseen.append(place)
+                elif row[0] is not None:
+                    answers[place] = AttemptChanged(tuple(row)[:9], row[9])
+            places = sorted(unseen)
+        return answers
+
+    @override
+    async def issue_numbers(self, counts: Mapping[str, int]) -> dict[str, int]:
+        values = {"partition": self._partition, "rollout_id": list(counts), "number": list(counts.values())}
+        return {row[0]: row[1] for row in await self._run(statements.ISSUE_NUMBERS, values)}
+
+    @override
+    async def beat_workers(self, beats: Sequence[WorkerBeat], now: float | None) -> list[Row]:
+        worker_ids, stats = zip(*beats, strict=True)
+        values = {"partition": self._partition, "now": now, "worker_id": worker_ids, "heartbeat_stats": stats}
+        rows = {row[0]: tuple(row) for row in await self._run(statements.BEAT_WORKERS, values)}
+        return [rows[worker_id] for worker_id in worker_ids]
+
+    # Everything else
+
+    @override
+    async def rollouts(self, rollout_ids: Sequence[str], finished: bool) -> list[Row]:
+        statement = statements.FINISHED_ROLLOUTS if finished else statements.ROLLOUTS
+        values = {"partition": self._partition, "rollout_id": list(dict.fromkeys(rollout_ids))}
+        return [tuple(row) for row in await self._run(statement, values, writing=False)]
+
+    @override
+    async def fetch(self, statement: Executable) -> Sequence[Row]:
+        async with self._pages.one() as held:
+            rows = (await held.connection.execute(statement)).all()
+            await held.connection.rollback()
+        return rows
+
+    @override
+    async def read(self, work: Callable[[Connection], R]) -> R:
+        return await self._transaction(work, {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True})
+
+    @override
+    async def write(self, work: Callable[[Connection], R]) -> R:
+        return await self._transaction(work, {"isolation_level": "READ COMMITTED", "postgresql_readonly": False})
+
+    async def _transaction(self, work: Callable[[Connection], R], options: Mapping[str, Any]) -> R:
+        async with self._engine.connect() as connection:
+            await connection.execution_options(**options)
+            transaction = await connection.begin()
+            try:
+                result = await connection.run_sync(work)
+            except BaseException:
+                await transaction.rollback()
+                raise
+            driver = await _driver_of(connection)
+            try:
+                await transaction.commit()
+            except Exception as error:
+                if not options["postgresql_readonly"] and driver.is_closed():
+                    raise CommitUnknownError from error
+                raise
+        return result
+
+    @override
+    async def refresh_statistics(self) -> Sequence[str]:
+        return await self.write(_analyze_grown_tables)
+
+    @override
+    def next_order(self, table: Table) -> ColumnElement[int]:
+        return ORDERS[table.name].next_value()
+
+    @override
+    def next_queue_position(self) -> ColumnElement[int]:
+        return ORDERS["rollouts"].next_value()
+
+    @override
+    def clock(self) -> ColumnElement[float] | None:
+        return sql_cast(extract("epoch", func.clock_timestamp()), Double)

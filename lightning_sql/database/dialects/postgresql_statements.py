@@ -1,0 +1,449 @@
+"""The native store's hot operations on PostgreSQL, each as one statement.
+
+The rules of a single statement (DESIGN.md section 4): whatever decides is read from a row that this
+statement locked, in the order rollout, attempt, counter, worker, each kind in the order of its keys. A
+statement sees the database as it was when it began, but a row that it locks as it is now; parts of one
+statement do not see each other's writes, so none writes a row twice, and what a part needs of another
+comes from its RETURNING. The rules themselves are those of `lightning_sql.lifecycle`, from whose tables
+the CASE expressions are made.
+
+A look-up by key is a LATERAL subquery with a LIMIT, which the planner cannot turn into a join over the
+whole table, whatever its statistics say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, Final
+
+from sqlalchemy import TextClause, text
+from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
+
+from lightning_sql import lifecycle
+from lightning_sql.database.dialects.hot import SpanDraft
+from lightning_sql.database.native import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, WORKER_COLUMNS
+from lightning_sql.records import ATTEMPT_ACTIVE, ROLLOUT_ACTIVE, ROLLOUT_FINISHED, ROLLOUT_QUEUED
+
+__all__ = [
+    "ADD_SPANS",
+    "BEAT_WORKERS",
+    "CLAIM",
+    "ENQUEUE",
+    "FINISHED_ROLLOUTS",
+    "ISSUE_NUMBERS",
+    "NEW_SPANS",
+    "ROLLOUTS",
+    "STATEMENTS",
+    "UPDATE_ATTEMPTS",
+    "HotStatement",
+]
+
+
+class HotStatement:
+    """A statement that is compiled once and run on the driver's own connection."""
+
+    def __init__(self, name: str, sql: str) -> None:
+        self.name = name
+        self.clause: TextClause = text(sql)
+
+    @cached_property
+    def _compiled(self) -> tuple[str, tuple[str, ...]]:
+        compiled = self.clause.compile(dialect=PGDialect_asyncpg())
+        return compiled.string, tuple(compiled.positiontup or ())
+
+    @property
+    def sql(self) -> str:
+        """The text that the driver gets."""
+        return self._compiled[0]
+
+    def arguments(self, values: Mapping[str, Any]) -> list[Any]:
+        """The values by name, in the order that the text numbers them."""
+        return [values[name] for name in self._compiled[1]]
+
+
+def _words(values: Iterable[str]) -> str:
+    return "(" + ", ".join(f"'{value}'" for value in sorted(values)) + ")"
+
+
+def _case(value: str, table: Mapping[Any, Any], otherwise: str) -> str:
+    arms = " ".join(f"WHEN '{key}' THEN '{result}'" for key, result in table.items())
+    return f"CASE {value} {arms} ELSE {otherwise} END"
+
+
+def _columns(alias: str, names: Iterable[str]) -> str:
+    return ", ".join(f"{alias}.{name}" for name in names)
+
+
+_QUEUED: Final = _words(ROLLOUT_QUEUED)
+_ACTIVE: Final = _words(ROLLOUT_ACTIVE)
+_FINISHED: Final = _words(ROLLOUT_FINISHED)
+_ENDED: Final = _words(lifecycle.ATTEMPT_ENDED)
+_BUSY: Final = _words(ATTEMPT_ACTIVE)
+
+_MOMENT: Final = """moment AS MATERIALIZED (
+    SELECT coalesce(
+        CAST(:now AS double precision), CAST(extract(epoch FROM clock_timestamp()) AS double precision)
+    ) AS now
+)"""
+
+_OWNER: Final = """owner AS MATERIALIZED (
+    SELECT r.rollout_id, r.status, r.attempt_count, r.max_attempts, r.retry_condition,
+           r.timeout_seconds IS NOT NULL OR r.unresponsive_seconds IS NOT NULL AS limited
+    FROM rollouts r
+    WHERE r.partition_id = :partition AND r.rollout_id = ANY (CAST(:owners AS text[]))
+    ORDER BY r.rollout_id
+    FOR NO KEY UPDATE
+)"""
+
+ENQUEUE: Final = HotStatement(
+    "enqueue",
+    f"""
+WITH {_MOMENT},
+latest AS MATERIALIZED (
+    SELECT resources_id FROM resources WHERE partition_id = :partition ORDER BY update_time DESC LIMIT 1
+),
+placed AS (
+    INSERT INTO rollouts (partition_id, rollout_id, seq, status, mode, resources_id, start_time, timeout_seconds,
+        unresponsive_seconds, max_attempts, retry_condition, queue_position, attempt_count, input, metadata)
+    SELECT :partition, d.rollout_id, d.place, 'queuing', d.mode,
+        coalesce(d.resources_id, (SELECT resources_id FROM latest)), m.now, d.timeout_seconds,
+        d.unresponsive_seconds, d.max_attempts, d.retry_condition, d.place, 0,
+        CAST(d.input AS json), CAST(d.metadata AS json)
+    FROM (
+        SELECT u.*, nextval('rollouts_order') AS place
+        FROM unnest(
+            CAST(:rollout_id AS text[]), CAST(:input AS text[]), CAST(:mode AS text[]), CAST(:resources_id AS text[]),
+            CAST(:timeout_seconds AS double precision[]), CAST(:unresponsive_seconds AS double precision[]),
+            CAST(:max_attempts AS bigint[]), CAST(:retry_condition AS text[]), CAST(:metadata AS text[])
+        ) WITH ORDINALITY AS u (rollout_id, input, mode, resources_id, timeout_seconds, unresponsive_seconds,
+            max_attempts, retry_condition, metadata, ord)
+        ORDER BY u.ord
+    ) d CROSS JOIN moment m
+)
+SELECT m.now, (SELECT resources_id FROM latest) FROM moment m
+""",
+)
+
+CLAIM: Final = HotStatement(
+    "claim",
+    f"""
+WITH {_MOMENT},
+front AS MATERIALIZED (
+    SELECT rollout_id, queue_position FROM rollouts
+    WHERE partition_id = :partition AND queue_position IS NOT NULL AND queue_position > :floor
+    ORDER BY queue_position LIMIT :most
+    FOR UPDATE SKIP LOCKED
+),
+picked AS MATERIALIZED (SELECT rollout_id, queue_position, row_number() OVER (ORDER BY queue_position) AS n FROM front),
+claimed AS (
+    UPDATE rollouts r
+    SET status = 'preparing', end_time = NULL, queue_position = NULL, attempt_count = r.attempt_count + 1,
+        watch_at = m.now + least(r.timeout_seconds, r.unresponsive_seconds)
+    FROM picked k CROSS JOIN moment m
+    WHERE r.partition_id = :partition AND r.rollout_id = ANY (ARRAY(SELECT rollout_id FROM front))
+        AND r.rollout_id = k.rollout_id
+    RETURNING {_columns("r", ROLLOUT_COLUMNS)}, (CAST(:attempt_ids AS text[]))[k.n] AS attempt_id, r.attempt_count,
+        (CAST(:slot_workers AS text[]))[k.n] AS worker_id, k.n, k.queue_position AS place
+),
+begun AS (
+    INSERT INTO attempts (partition_id, rollout_id, attempt_id, sequence_id, status, worker_id, start_time)
+    SELECT :partition, c.rollout_id, c.attempt_id, c.attempt_count, 'preparing', c.worker_id, m.now
+    FROM claimed c CROSS JOIN moment m
+),
+served AS (
+    SELECT DISTINCT ON (worker_id) worker_id, rollout_id, attempt_id FROM claimed
+    WHERE worker_id IS NOT NULL ORDER BY worker_id, n DESC
+),
+tended AS (
+    INSERT INTO workers AS w (partition_id, worker_id, seq, status, last_dequeue_time, last_busy_time,
+        last_idle_time, current_rollout_id, current_attempt_id)
+    SELECT :partition, c.worker_id, nextval('workers_order'),
+        CASE WHEN s.worker_id IS NULL THEN 'idle' ELSE 'busy' END, m.now,
+        CASE WHEN s.worker_id IS NOT NULL THEN m.now END, CASE WHEN s.worker_id IS NULL THEN m.now END,
+        s.rollout_id, s.attempt_id
+    FROM unnest(CAST(:workers AS text[])) c (worker_id) LEFT JOIN served s ON s.worker_id = c.worker_id
+        CROSS JOIN moment m
+    ORDER BY c.worker_id
+    ON CONFLICT (partition_id, worker_id) DO UPDATE SET
+        status = excluded.status,
+        last_dequeue_time = excluded.last_dequeue_time,
+        last_busy_time = coalesce(excluded.last_busy_time, w.last_busy_time),
+        last_idle_time = CASE WHEN excluded.status = 'idle' AND w.status <> 'idle' THEN excluded.last_idle_time
+            ELSE w.last_idle_time END,
+        current_rollout_id = coalesce(excluded.current_rollout_id, w.current_rollout_id),
+        current_attempt_id = coalesce(excluded.current_attempt_id, w.current_attempt_id)
+)
+SELECT {_columns("c", ROLLOUT_COLUMNS)}, c.attempt_id, c.attempt_count, c.n, c.place, m.now
+FROM moment m LEFT JOIN claimed c ON true
+ORDER BY c.n
+""",
+)
+
+_SPAN_TYPES: Final = {
+    "sequence_id": "bigint",
+    "start_time": "double precision",
+    "end_time": "double precision",
+}
+_SPAN_PAYLOADS: Final = ("status", "attributes", "events", "links", "context", "parent", "resource", "extra")
+# Rollout and attempt come by the number of their pair, so that they cross the wire once.
+_SPAN_GIVEN: Final = tuple(name for name in SpanDraft._fields if name not in ("rollout_id", "attempt_id"))
+
+ADD_SPANS: Final = HotStatement(
+    "add_spans",
+    f"""
+WITH {_MOMENT},
+{_OWNER},
+attempt AS MATERIALIZED (
+    SELECT k.pair, k.rollout_id, k.attempt_id, k.attempt_count, k.limited, k.status AS rollout_status,
+        a.status, a.sequence_id
+    FROM (
+        SELECT o.*, p.attempt_id, p.pair
+        FROM unnest(CAST(:pair_rollouts AS text[]), CAST(:pair_attempts AS text[]))
+            WITH ORDINALITY AS p (rollout_id, attempt_id, pair)
+        JOIN owner o ON o.rollout_id = p.rollout_id
+        ORDER BY p.rollout_id COLLATE "C", p.attempt_id COLLATE "C"
+    ) k CROSS JOIN LATERAL (
+        SELECT a.status, a.sequence_id FROM attempts a
+        WHERE a.partition_id = :partition AND a.rollout_id = k.rollout_id AND a.attempt_id = k.attempt_id
+        LIMIT 1 FOR NO KEY UPDATE
+    ) a
+),
+given AS MATERIALIZED (
+    SELECT * FROM unnest(
+        CAST(:pair AS integer[]), CAST(:batch AS integer[]),
+        {", ".join(f"CAST(:{name} AS {_SPAN_TYPES.get(name, 'text')}[])" for name in _SPAN_GIVEN)}
+    ) WITH ORDINALITY AS u (pair, batch, {", ".join(_SPAN_GIVEN)}, ord)
+),
+refused AS MATERIALIZED (
+    SELECT DISTINCT g.batch FROM given g
+    WHERE g.batch IS NOT NULL AND NOT EXISTS (SELECT FROM attempt a WHERE a.pair = g.pair)
+),
+stored AS (
+    INSERT INTO spans (partition_id, rollout_id, attempt_id, seq, {", ".join(_SPAN_GIVEN)})
+    SELECT :partition, d.rollout_id, d.attempt_id, nextval('spans_order'),
+        {", ".join(f"CAST(d.{n} AS json)" if n in _SPAN_PAYLOADS else f"d.{n}" for n in _SPAN_GIVEN)}
+    FROM (
+        SELECT g.*, a.rollout_id, a.attempt_id FROM given g JOIN attempt a ON a.pair = g.pair
+        WHERE g.batch IS NULL OR NOT EXISTS (SELECT FROM refused f WHERE f.batch = g.batch)
+        ORDER BY g.ord
+    ) d
+    ON CONFLICT (partition_id, rollout_id, attempt_id, span_id) DO NOTHING
+    RETURNING rollout_id, attempt_id, span_id, sequence_id
+),
+news AS MATERIALIZED (
+    SELECT rollout_id, attempt_id, max(sequence_id) AS highest FROM stored GROUP BY rollout_id, attempt_id
+),
+raised AS (
+    INSERT INTO span_sequences AS c (partition_id, rollout_id, value)
+    SELECT :partition, h.rollout_id, h.highest
+    FROM (SELECT rollout_id, max(highest) AS highest FROM news GROUP BY rollout_id) h
+    -- Counters only grow: one that was high enough when this statement began needs no lock.
+    WHERE h.highest > coalesce((
+        SELECT k.value FROM span_sequences k WHERE k.partition_id = :partition AND k.rollout_id = h.rollout_id
+    ), 0)
+    ORDER BY h.rollout_id
+    ON CONFLICT (partition_id, rollout_id) DO UPDATE SET value = GREATEST(c.value, excluded.value)
+),
+beaten AS (
+    UPDATE attempts a
+    SET last_heartbeat_time = m.now, status = {_case("k.status", lifecycle.HEARTBEAT_ATTEMPT, "k.status")}
+    FROM attempt k JOIN news n ON n.rollout_id = k.rollout_id AND n.attempt_id = k.attempt_id CROSS JOIN moment m
+    WHERE a.partition_id = :partition AND a.rollout_id = ANY (CAST(:owners AS text[]))
+        AND a.rollout_id = k.rollout_id AND a.attempt_id = k.attempt_id
+    RETURNING k.pair, a.status
+),
+promoted AS (
+    UPDATE rollouts r
+    SET status = {_case("k.rollout_status", lifecycle.HEARTBEAT_ROLLOUT, "k.rollout_status")},
+        end_time = NULL, queue_position = NULL,
+        watch_at = CASE WHEN k.rollout_status NOT IN {_QUEUED} THEN r.watch_at WHEN k.limited THEN m.now END
+    FROM attempt k JOIN beaten b ON b.pair = k.pair CROSS JOIN moment m
+    WHERE r.partition_id = :partition AND r.rollout_id = ANY (CAST(:owners AS text[])) AND r.rollout_id = k.rollout_id
+        AND k.sequence_id = k.attempt_count AND b.status = 'running'
+        AND k.rollout_status IN {_words(lifecycle.HEARTBEAT_ROLLOUT)}
+)
+SELECT g.ord, NOT EXISTS (SELECT FROM attempt a WHERE a.pair = g.pair) AS unknown
+FROM given g LEFT JOIN attempt k ON k.pair = g.pair
+    LEFT JOIN stored s ON s.rollout_id = k.rollout_id AND s.attempt_id = k.attempt_id AND s.span_id = g.span_id
+WHERE s.span_id IS NULL
+""",
+)
+
+NEW_SPANS: Final = HotStatement(
+    "new_spans",
+    """
+SELECT g.ord
+FROM unnest(CAST(:rollout_id AS text[]), CAST(:attempt_id AS text[]), CAST(:span_id AS text[]))
+    WITH ORDINALITY AS g (rollout_id, attempt_id, span_id, ord)
+CROSS JOIN LATERAL (
+    SELECT FROM attempts a
+    WHERE a.partition_id = :partition AND a.rollout_id = g.rollout_id AND a.attempt_id = g.attempt_id LIMIT 1
+) a
+LEFT JOIN LATERAL (
+    SELECT true AS there FROM spans s
+    WHERE s.partition_id = :partition AND s.rollout_id = g.rollout_id AND s.attempt_id = g.attempt_id
+        AND s.span_id = g.span_id LIMIT 1
+) s ON true
+WHERE s.there IS NULL
+""",
+)
+
+_RETRIED: Final = """CASE WHEN strpos(k.retry_condition, '"' || k.status_after || '"') > 0
+        AND k.sequence_id < k.max_attempts THEN 'requeuing' ELSE 'failed' END"""
+
+UPDATE_ATTEMPTS: Final = HotStatement(
+    "update_attempts",
+    f"""
+WITH {_MOMENT},
+{_OWNER},
+given AS MATERIALIZED (
+    SELECT * FROM unnest(
+        CAST(:owners AS text[]), CAST(:attempt_id AS text[]), CAST(:status AS text[]), CAST(:worker_id AS text[]),
+        CAST(:last_heartbeat_time AS double precision[]), CAST(:metadata AS text[])
+    ) WITH ORDINALITY AS u (rollout_id, attempt_id, status, worker_id, last_heartbeat_time, metadata, ord)
+),
+work AS MATERIALIZED (
+    SELECT k.*, a.attempt_id, a.sequence_id, a.start_time,
+        coalesce(k.new_status, a.status) AS status_after,
+        coalesce(k.new_worker, a.worker_id) AS worker_after,
+        coalesce(k.new_heartbeat, a.last_heartbeat_time) AS heartbeat_after,
+        coalesce(CAST(k.new_metadata AS json), a.metadata) AS metadata_after,
+        CASE WHEN k.new_status IN {_ENDED} THEN m.now ELSE a.end_time END AS end_after,
+        a.sequence_id = k.attempt_count AS latest
+    FROM (
+        SELECT o.rollout_id, o.status AS rollout_status, o.attempt_count, o.max_attempts, o.retry_condition, o.limited,
+            g.ord, g.attempt_id AS wanted, g.status AS new_status, g.worker_id AS new_worker,
+            g.last_heartbeat_time AS new_heartbeat, g.metadata AS new_metadata
+        FROM owner o JOIN given g ON g.rollout_id = o.rollout_id
+        ORDER BY o.rollout_id
+    ) k CROSS JOIN moment m CROSS JOIN LATERAL (
+        SELECT a.attempt_id, a.sequence_id, a.start_time, a.end_time, a.status, a.worker_id, a.last_heartbeat_time,
+            a.metadata
+        FROM attempts a
+        WHERE a.partition_id = :partition AND a.rollout_id = k.rollout_id AND a.attempt_id = coalesce(k.wanted, (
+            SELECT l.attempt_id FROM attempts l
+            WHERE l.partition_id = :partition AND l.rollout_id = k.rollout_id AND l.sequence_id = k.attempt_count
+        ))
+        LIMIT 1 FOR NO KEY UPDATE
+    ) a
+),
+follow AS MATERIALIZED (
+    SELECT k.*, CASE WHEN k.latest AND k.rollout_status <> 'cancelled'
+        THEN {_case("k.status_after", lifecycle.OUTCOME, _RETRIED)} ELSE k.rollout_status END AS rollout_after
+    FROM work k
+),
+changed AS (
+    UPDATE attempts a
+    SET status = f.status_after, worker_id = f.worker_after, last_heartbeat_time = f.heartbeat_after,
+        metadata = f.metadata_after, end_time = f.end_after
+    FROM follow f
+    WHERE a.partition_id = :partition AND a.rollout_id = ANY (CAST(:owners AS text[]))
+        AND a.rollout_id = f.rollout_id AND a.attempt_id = f.attempt_id
+),
+propagated AS (
+    UPDATE rollouts r
+    SET status = f.rollout_after,
+        end_time = CASE WHEN f.rollout_after = f.rollout_status THEN r.end_time
+            WHEN f.rollout_after IN {_FINISHED} THEN m.now END,
+        queue_position = CASE WHEN f.rollout_after IN {_QUEUED}
+            THEN coalesce(r.queue_position, nextval('rollouts_order')) END,
+        watch_at = CASE WHEN f.limited AND f.rollout_after IN {_ACTIVE} THEN m.now END
+    FROM follow f CROSS JOIN moment m
+    WHERE r.partition_id = :partition AND r.rollout_id = ANY (CAST(:owners AS text[])) AND r.rollout_id = f.rollout_id
+        AND f.latest AND (f.rollout_after <> f.rollout_status
+            OR f.limited AND f.rollout_after IN {_ACTIVE}
+                AND (f.new_status IS NOT NULL OR f.new_heartbeat IS NOT NULL))
+),
+tended AS (
+    INSERT INTO workers AS w (partition_id, worker_id, seq, status, last_busy_time, last_idle_time,
+        current_rollout_id, current_attempt_id)
+    SELECT :partition, s.worker_id, nextval('workers_order'),
+        {_case("s.last_status", lifecycle.WORKER_STATUS, "'unknown'")},
+        CASE WHEN s.any_busy THEN m.now END, CASE WHEN s.any_free THEN m.now END,
+        CASE WHEN s.last_status IN {_BUSY} THEN s.last_rollout END,
+        CASE WHEN s.last_status IN {_BUSY} THEN s.last_attempt END
+    FROM (
+        SELECT f.worker_after AS worker_id,
+            (array_agg(f.status_after ORDER BY f.ord DESC))[1] AS last_status,
+            (array_agg(f.rollout_id ORDER BY f.ord DESC))[1] AS last_rollout,
+            (array_agg(f.attempt_id ORDER BY f.ord DESC))[1] AS last_attempt,
+            bool_or(f.status_after IN {_BUSY}) AS any_busy, bool_or(f.status_after NOT IN {_BUSY}) AS any_free
+        FROM follow f
+        WHERE f.worker_after <> '' AND (f.new_worker <> '' OR f.new_status IS NOT NULL)
+        GROUP BY f.worker_after
+    ) s CROSS JOIN moment m
+    ORDER BY s.worker_id
+    ON CONFLICT (partition_id, worker_id) DO UPDATE SET
+        status = excluded.status,
+        last_busy_time = coalesce(excluded.last_busy_time, w.last_busy_time),
+        last_idle_time = coalesce(excluded.last_idle_time, w.last_idle_time),
+        current_rollout_id = excluded.current_rollout_id,
+        current_attempt_id = excluded.current_attempt_id
+)
+SELECT f.rollout_id, f.attempt_id, f.sequence_id, f.start_time, f.end_after, f.status_after, f.worker_after,
+    f.heartbeat_after, f.metadata_after, f.rollout_after, g.ord,
+    -- The latest attempt began after this statement did, so it cannot be seen yet.
+    f.ord IS NULL AND g.attempt_id IS NULL AND coalesce(o.attempt_count > 0, false) AS unseen
+FROM given g LEFT JOIN follow f ON f.ord = g.ord LEFT JOIN owner o ON o.rollout_id = g.rollout_id
+""",
+)
+
+ISSUE_NUMBERS: Final = HotStatement(
+    "issue_numbers",
+    """
+INSERT INTO span_sequences AS c (partition_id, rollout_id, value)
+SELECT :partition, g.rollout_id, g.number
+FROM unnest(CAST(:rollout_id AS text[]), CAST(:number AS bigint[])) g (rollout_id, number)
+ORDER BY g.rollout_id COLLATE "C"
+ON CONFLICT (partition_id, rollout_id) DO UPDATE SET value = c.value + excluded.value
+RETURNING rollout_id, value
+""",
+)
+
+BEAT_WORKERS: Final = HotStatement(
+    "beat_workers",
+    f"""
+WITH {_MOMENT}
+INSERT INTO workers AS w (partition_id, worker_id, seq, status, last_heartbeat_time, heartbeat_stats)
+SELECT :partition, g.worker_id, nextval('workers_order'), 'unknown', m.now, CAST(g.heartbeat_stats AS json)
+FROM unnest(CAST(:worker_id AS text[]), CAST(:heartbeat_stats AS text[])) g (worker_id, heartbeat_stats)
+    CROSS JOIN moment m
+ORDER BY g.worker_id COLLATE "C"
+ON CONFLICT (partition_id, worker_id) DO UPDATE SET
+    last_heartbeat_time = excluded.last_heartbeat_time,
+    heartbeat_stats = coalesce(excluded.heartbeat_stats, w.heartbeat_stats)
+RETURNING {_columns("w", WORKER_COLUMNS)}
+""",
+)
+
+
+def _rollouts(name: str, condition: str) -> HotStatement:
+    return HotStatement(
+        name,
+        f"""
+SELECT {_columns("r", ROLLOUT_COLUMNS)}, {_columns("a", ATTEMPT_COLUMNS)}
+FROM rollouts r LEFT JOIN LATERAL (
+    SELECT {_columns("b", ATTEMPT_COLUMNS)} FROM attempts b
+    WHERE b.partition_id = :partition AND b.rollout_id = r.rollout_id AND b.sequence_id = r.attempt_count LIMIT 1
+) a ON true
+WHERE r.partition_id = :partition AND r.rollout_id = ANY (CAST(:rollout_id AS text[])){condition}
+""",
+    )
+
+
+ROLLOUTS: Final = _rollouts("rollouts", "")
+FINISHED_ROLLOUTS: Final = _rollouts("finished_rollouts", f" AND r.status IN {_FINISHED}")
+
+STATEMENTS: Final = (
+    ENQUEUE,
+    CLAIM,
+    ADD_SPANS,
+    NEW_SPANS,
+    UPDATE_ATTEMPTS,
+    ISSUE_NUMBERS,
+    BEAT_WORKERS,
+    ROLLOUTS,
+    FINISHED_ROLLOUTS,
+)
+"""Every hot statement, for the tests that hold them to their plans."""

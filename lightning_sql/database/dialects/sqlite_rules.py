@@ -1,0 +1,384 @@
+"""The hot operations on SQLite: each runs inside a transaction of the caller's, on its cursor.
+
+What is read here cannot change before the commit, since only one transaction writes at a time. So
+the rules are asked of `lightning_sql.lifecycle` in Python, and what follows is written by row number.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from sqlite3 import Cursor
+from typing import Any, Final, NamedTuple
+
+from lightning_sql import lifecycle
+from lightning_sql.database.dialects import sqlite_statements as statements
+from lightning_sql.database.dialects.hot import (
+    AttemptChange,
+    AttemptChanged,
+    Claim,
+    Enqueued,
+    RolloutDraft,
+    Row,
+    SpanBatch,
+    SpanDraft,
+    SpanOutcome,
+    WorkerBeat,
+)
+from lightning_sql.database.dialects.sqlite_statements import RolloutState
+from lightning_sql.database.native import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS
+from lightning_sql.records import ROLLOUT_ACTIVE, AttemptStatus, RolloutStatus
+
+__all__ = [
+    "add_spans",
+    "beat_workers",
+    "claim",
+    "enqueue",
+    "issue_numbers",
+    "new_spans",
+    "rollouts",
+    "update_attempts",
+]
+
+
+_CHANGED: Final = ("status", "worker_id", "last_heartbeat_time", "metadata")
+"""What an attempt update may set: the last fields of `AttemptChange`."""
+_ROLLOUT_WIDTH: Final = len(ROLLOUT_COLUMNS)
+_ATTEMPT_WIDTH: Final = len(ATTEMPT_COLUMNS)
+
+
+_json: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
+
+
+def _time(now: float | None) -> float:
+    return time.time() if now is None else now
+
+
+@lru_cache(maxsize=1024)
+def _retry_condition(text: str) -> frozenset[str]:
+    return frozenset(json.loads(text))
+
+
+def enqueue(cursor: Cursor, partition: str, drafts: Sequence[RolloutDraft], now: float | None) -> Enqueued:
+    """`HotPath.enqueue`."""
+    time_ = _time(now)
+    latest: str | None = None
+    if any(draft.resources_id is None for draft in drafts):
+        found = cursor.execute(statements.LATEST_RESOURCES, (partition,)).fetchone()
+        if found is not None:
+            [latest] = found
+            drafts = [
+                draft if draft.resources_id is not None else draft._replace(resources_id=latest) for draft in drafts
+            ]
+    order, position = cursor.execute(statements.NEXT_ROLLOUT, (partition,)).fetchone()
+    cursor.executemany(
+        statements.INSERT_ROLLOUT,
+        [
+            (partition, order + index, "queuing", time_, position + index, 0, *draft)
+            for index, draft in enumerate(drafts)
+        ],
+    )
+    return Enqueued(time_, latest)
+
+
+def claim(cursor: Cursor, partition: str, claims: Sequence[Claim], now: float | None) -> tuple[float, list[list[Row]]]:
+    """`HotPath.claim`."""
+    time_ = _time(now)
+    wanted = sum(len(claim.attempt_ids) for claim in claims)
+    front = iter(cursor.execute(statements.QUEUE_FRONT, (partition, wanted)).fetchall())
+    changed: list[Row] = []
+    begun: list[Row] = []
+    workers: dict[str, dict[str, Any]] = {}
+    answer: list[list[Row]] = []
+    for claim in claims:
+        rows: list[Row] = []
+        last: tuple[str, str] | None = None
+        # The front comes second, so that none is taken from it when there is no further id.
+        for attempt_id, row in zip(claim.attempt_ids, front, strict=False):
+            rowid, number, timeout, unresponsive = row[_ROLLOUT_WIDTH:]
+            rollout = row[:_ROLLOUT_WIDTH]
+            changed.append((number, lifecycle.watch_time(timeout, unresponsive, time_, None), rowid))
+            begun.append((partition, rollout[0], attempt_id, number, "preparing", claim.worker_id, time_))
+            rows.append((*rollout, attempt_id, number))
+            last = rollout[0], attempt_id
+        if claim.worker_id:
+            status = "unknown"
+            if last is None:
+                found = cursor.execute(statements.WORKER_STATUS, (partition, claim.worker_id)).fetchone()
+                [status] = found or (status,)
+            workers[claim.worker_id] = lifecycle.dequeue_sync(last, status, time_)
+        answer.append(rows)
+    if changed:
+        cursor.executemany(statements.CLAIM_ROLLOUT, changed)
+        cursor.executemany(statements.INSERT_ATTEMPT, begun)
+    _save_workers(cursor, partition, workers)
+    return time_, answer
+
+
+class _SpanOwner(NamedTuple):
+    """An attempt that spans are added to."""
+
+    rowid: int
+    status: AttemptStatus
+    sequence_id: int
+    number: int
+    """The highest sequence number that was issued in the rollout."""
+    rollout: RolloutState
+
+
+def _span_owners(cursor: Cursor, partition: str, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], _SpanOwner]:
+    rows = cursor.execute(statements.SPAN_OWNERS, (_json(keys), partition)).fetchall()
+    return {
+        keys[place]: _SpanOwner(rowid, status, sequence_id, number, RolloutState(*state))
+        for place, rowid, status, sequence_id, number, *state in rows
+    }
+
+
+def _insert_spans(cursor: Cursor, partition: str, spans: Sequence[SpanDraft]) -> list[bool]:
+    """Which of the spans were new; they are stored now."""
+    [order] = cursor.execute(statements.NEXT_SPAN).fetchone()
+    cursor.executemany(statements.INSERT_SPAN, [(partition, number, *span) for number, span in enumerate(spans, order)])
+    if cursor.rowcount == len(spans):
+        return [True] * len(spans)
+    # Those that are stored under another number were there before.
+    return [
+        cursor.execute(statements.SPAN_ORDER, (partition, span.rollout_id, span.attempt_id, span.span_id)).fetchone()
+        == (number,)
+        for number, span in enumerate(spans, order)
+    ]
+
+
+def add_spans(
+    cursor: Cursor, partition: str, batches: Sequence[SpanBatch], now: float | None
+) -> list[list[SpanOutcome]]:
+    """`HotPath.add_spans`."""
+    owners = _span_owners(
+        cursor, partition, list({(span.rollout_id, span.attempt_id): None for batch in batches for span in batch.spans})
+    )
+    answer: list[list[SpanOutcome]] = []
+    spans: list[SpanDraft] = []
+    places: list[tuple[list[SpanOutcome], int]] = []
+    for batch in batches:
+        outcomes = [
+            SpanOutcome.DUPLICATE if (span.rollout_id, span.attempt_id) in owners else SpanOutcome.UNKNOWN
+            for span in batch.spans
+        ]
+        answer.append(outcomes)
+        if batch.strict and SpanOutcome.UNKNOWN in outcomes:
+            continue
+        for index, span in enumerate(batch.spans):
+            if outcomes[index] is not SpanOutcome.UNKNOWN:
+                spans.append(span)
+                places.append((outcomes, index))
+    if not spans:
+        return answer
+    highest: dict[tuple[str, str], int] = {}
+    for span, (outcomes, index), is_new in zip(spans, places, _insert_spans(cursor, partition, spans), strict=True):
+        if is_new:
+            outcomes[index] = SpanOutcome.STORED
+            key = span.rollout_id, span.attempt_id
+            known = highest.get(key)
+            highest[key] = span.sequence_id if known is None else max(known, span.sequence_id)
+    _beat_attempts(cursor, partition, {key: (owners[key], number) for key, number in highest.items()}, _time(now))
+    return answer
+
+
+def _beat_attempts(
+    cursor: Cursor, partition: str, beaten: Mapping[tuple[str, str], tuple[_SpanOwner, int]], now: float
+) -> None:
+    """What follows for attempts and their rollouts when spans with numbers up to the given ones were stored."""
+    attempts: list[Row] = []
+    changed: list[Row] = []
+    numbers: dict[str, int] = {}
+    for (rollout_id, _), (owner, number) in beaten.items():
+        status = lifecycle.HEARTBEAT_ATTEMPT.get(owner.status, owner.status)
+        attempts.append((now, status, owner.rowid))
+        rollout = owner.rollout
+        if owner.sequence_id == rollout.attempt_count:
+            after = lifecycle.status_after_heartbeat(rollout.status, status)
+            if after != rollout.status:
+                changed.append(_with_status(rollout, after, None, _watch_at(rollout, after, anew=False, now=now), now))
+        if number > numbers.get(rollout_id, owner.number):
+            numbers[rollout_id] = number
+    cursor.executemany(statements.BEAT_ATTEMPT, attempts)
+    if changed:
+        cursor.executemany(statements.UPDATE_ROLLOUT, changed)
+    if numbers:
+        cursor.executemany(
+            statements.RAISE_NUMBER, [(partition, rollout_id, number) for rollout_id, number in numbers.items()]
+        )
+
+
+def _watch_at(rollout: RolloutState, status: RolloutStatus, *, anew: bool, now: float) -> float | None:
+    """When the watchdog must look at a rollout that has this status now; `anew` when what it looks at was set."""
+    if status not in ROLLOUT_ACTIVE or not rollout.is_limited:
+        return None
+    return now if anew or rollout.watch_at is None else rollout.watch_at
+
+
+def _with_status(
+    rollout: RolloutState, status: RolloutStatus, queue_position: int | None, watch_at: float | None, now: float
+) -> Row:
+    """The parameters of `statements.UPDATE_ROLLOUT` for another status."""
+    return status, lifecycle.end_time_of(status, now), queue_position, watch_at, rollout.rowid
+
+
+class _AttemptUpdates:
+    """Changed attempts, and what follows for their rollouts and workers, gathered to be written together."""
+
+    def __init__(self, cursor: Cursor, partition: str, now: float) -> None:
+        self._cursor = cursor
+        self._partition = partition
+        self._now = now
+        self._attempts: list[Row] = []
+        self._rollouts: list[Row] = []
+        self._watches: list[Row] = []
+        self._workers: dict[str, dict[str, Any]] = {}
+        self._next_position: int | None = None
+
+    def find(self, changes: Sequence[AttemptChange]) -> list[Row | None]:
+        """The attempts that change."""
+        found: list[Row | None] = [None] * len(changes)
+        by_id: list[int] = []
+        ids: list[tuple[str, str]] = []
+        latest: list[int] = []
+        for place, change in enumerate(changes):
+            if change.attempt_id is None:
+                latest.append(place)
+            else:
+                by_id.append(place)
+                ids.append((change.rollout_id, change.attempt_id))
+        for statement, places, keys in (
+            (statements.ATTEMPTS_BY_ID, by_id, ids),
+            (statements.LATEST_ATTEMPTS, latest, [changes[place].rollout_id for place in latest]),
+        ):
+            if keys:
+                for row in self._cursor.execute(statement, (_json(keys), self._partition)):
+                    found[places[row[0]]] = row[1:]
+        return found
+
+    def add(self, change: AttemptChange, row: Row) -> AttemptChanged:
+        """Work out a change of an attempt that was found."""
+        attempt: dict[str, Any] = dict(zip(ATTEMPT_COLUMNS, row, strict=False))
+        rowid, *state = row[_ATTEMPT_WIDTH:]
+        rollout = RolloutState(*state)
+        changes = {
+            name: value for name, value in zip(_CHANGED, change[-len(_CHANGED) :], strict=True) if value is not None
+        }
+        attempt |= changes
+        if change.status in lifecycle.ATTEMPT_ENDED:
+            attempt["end_time"] = self._now
+        self._attempts.append((*(attempt[name] for name in statements.ATTEMPT_FIELDS), rowid))
+        status = rollout.status
+        if attempt["sequence_id"] == rollout.attempt_count:
+            status = self._follow(rollout, attempt, changes)
+        if attempt["worker_id"] and lifecycle.worker_follows(changes):
+            # Of several attempts of a worker the last one decides, but each leaves its times.
+            self._workers.setdefault(attempt["worker_id"], {}).update(
+                lifecycle.worker_sync(attempt["status"], attempt["rollout_id"], attempt["attempt_id"], self._now)
+            )
+        return AttemptChanged(tuple(attempt.values()), status)
+
+    def _follow(self, rollout: RolloutState, attempt: Mapping[str, Any], changes: Mapping[str, Any]) -> RolloutStatus:
+        """Let a rollout follow its latest attempt."""
+        status = lifecycle.status_after_attempt(
+            rollout.status,
+            attempt["status"],
+            rollout.attempt_count,
+            rollout.max_attempts,
+            _retry_condition(rollout.retry_condition),
+        )
+        anew = "status" in changes or "last_heartbeat_time" in changes
+        watch_at = _watch_at(rollout, status, anew=anew, now=self._now)
+        if status != rollout.status:
+            position = None
+            if lifecycle.is_queued(status):
+                position = rollout.queue_position if lifecycle.is_queued(rollout.status) else self._position()
+            self._rollouts.append(_with_status(rollout, status, position, watch_at, self._now))
+        elif watch_at != rollout.watch_at:
+            self._watches.append((watch_at, rollout.rowid))
+        return status
+
+    def _position(self) -> int:
+        if self._next_position is None:
+            self._next_position = int(self._cursor.execute(statements.NEXT_POSITION, (self._partition,)).fetchone()[0])
+        position = self._next_position
+        self._next_position = position + 1
+        return position
+
+    def write(self) -> None:
+        """Write everything that was gathered."""
+        for statement, rows in (
+            (statements.UPDATE_ATTEMPT, self._attempts),
+            (statements.UPDATE_ROLLOUT, self._rollouts),
+            (statements.WATCH_ROLLOUT, self._watches),
+        ):
+            if rows:
+                self._cursor.executemany(statement, rows)
+        _save_workers(self._cursor, self._partition, self._workers)
+
+
+def update_attempts(
+    cursor: Cursor, partition: str, changes: Sequence[AttemptChange], now: float | None
+) -> list[AttemptChanged | None]:
+    """`HotPath.update_attempts`."""
+    updates = _AttemptUpdates(cursor, partition, _time(now))
+    answer = [
+        None if row is None else updates.add(change, row)
+        for change, row in zip(changes, updates.find(changes), strict=True)
+    ]
+    updates.write()
+    return answer
+
+
+def issue_numbers(cursor: Cursor, partition: str, counts: Mapping[str, int]) -> dict[str, int]:
+    """`HotPath.issue_numbers`."""
+    return {
+        rollout_id: cursor.execute(statements.ISSUE_NUMBERS, (partition, rollout_id, count)).fetchone()[0]
+        for rollout_id, count in counts.items()
+    }
+
+
+def _save_workers(cursor: Cursor, partition: str, workers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write what changes in workers; those that were never heard of are made up."""
+    alike: dict[tuple[str, ...], list[Row]] = {}
+    for worker_id, changes in workers.items():
+        alike.setdefault(tuple(changes), []).append((*changes.values(), partition, worker_id))
+    written = 0
+    for fields, rows in alike.items():
+        written += cursor.executemany(statements.worker_statements(fields)[0], rows).rowcount
+    if written < len(workers):
+        for worker_id, changes in workers.items():
+            insert = statements.worker_statements(tuple(changes))[1]
+            cursor.execute(insert, (*changes.values(), partition, worker_id))
+
+
+def beat_workers(cursor: Cursor, partition: str, beats: Sequence[WorkerBeat], now: float | None) -> list[Row]:
+    """`HotPath.beat_workers`."""
+    time_ = _time(now)
+    return [
+        cursor.execute(statements.BEAT_WORKER, (partition, beat.worker_id, time_, beat.heartbeat_stats)).fetchone()
+        for beat in beats
+    ]
+
+
+def rollouts(cursor: Cursor, partition: str, rollout_ids: Sequence[str], *, finished: bool) -> list[Row]:
+    """`HotPath.rollouts`."""
+    statement = statements.FINISHED_BY_ID if finished else statements.ROLLOUTS_BY_ID
+    return cursor.execute(statement, (_json(list(dict.fromkeys(rollout_ids))), partition)).fetchall()
+
+
+def new_spans(cursor: Cursor, partition: str, spans: Sequence[tuple[str, str, str]]) -> list[bool]:
+    """`HotPath.new_spans`."""
+    known = {
+        (rollout_id, attempt_id)
+        for rollout_id, attempt_id in {(rollout_id, attempt_id) for rollout_id, attempt_id, _ in spans}
+        if cursor.execute(statements.IS_ATTEMPT, (partition, rollout_id, attempt_id)).fetchone() is not None
+    }
+    return [
+        (rollout_id, attempt_id) in known
+        and cursor.execute(statements.IS_SPAN, (partition, rollout_id, attempt_id, span_id)).fetchone() is None
+        for rollout_id, attempt_id, span_id in spans
+    ]

@@ -1,0 +1,410 @@
+"""The threads that work on SQLite files: for each file one that writes, and a few that read.
+
+They are shared by all event loops, stores and partitions of the process. A connection is opened, used
+and closed by one thread only. SQLite allows no file that is open to be used across a fork: fork before
+a database is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from sqlite3 import Cursor
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+
+from sqlalchemy import Connection, Engine, Executable, NullPool, create_engine, event
+from sqlalchemy.engine import URL
+
+from lightning_sql.database.dialects.base import CommitUnknownError, Failure
+
+__all__ = ["BEGIN_READ", "BEGIN_WRITE", "READERS", "Threads", "configure", "open_threads"]
+
+R = TypeVar("R")
+
+READERS: Final = 4
+JOINED_JOBS: Final = 32
+"""How many jobs at most one transaction takes when they wait for the writer together."""
+CACHED_STATEMENTS: Final = 512
+POLL_MILLISECONDS: Final = 2
+"""How long SQLite itself waits for the lock before a writer asks again. Its own pauses grow to a tenth of
+a second, in which a process that writes without a break would get the lock again and again."""
+
+BEGIN_WRITE: Final = "BEGIN IMMEDIATE"
+BEGIN_READ: Final = "BEGIN"
+
+_Key: TypeAlias = tuple[Path, tuple[tuple[str, str], ...]]
+_Classify: TypeAlias = Callable[[BaseException], Failure]
+
+
+def configure(engine: Engine, pragmas: Mapping[str, str]) -> None:
+    """Let the connections of an engine have these pragmas, and begin no transaction by themselves."""
+
+    def connected(connection: Any, _record: object) -> None:
+        # The driver's own transaction handling would begin too late, and never IMMEDIATE.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        for name, value in pragmas.items():
+            cursor.execute(f"PRAGMA {name} = {value}")
+        cursor.close()
+
+    event.listen(engine, "connect", connected)
+
+
+class _Job(NamedTuple):
+    """Something to be done, and who waits for what comes of it."""
+
+    run: Callable[[_Seat, Any], Any]
+    """The method of a connection that does it."""
+    work: Any
+    """What that method takes."""
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+
+
+class _Release(NamedTuple):
+    """One user of the threads less; who waits gets the writer's thread if it ends with that, else None."""
+
+    loop: asyncio.AbstractEventLoop | None
+    future: asyncio.Future[Any] | None
+
+
+class _Answer(NamedTuple):
+    future: asyncio.Future[Any]
+    result: Any
+    error: BaseException | None
+
+
+def _settle(answers: Sequence[_Answer]) -> None:
+    for future, result, error in answers:
+        if future.done():  # whoever waited was cancelled
+            continue
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, answers: Sequence[_Answer]) -> None:
+    with suppress(RuntimeError):  # the loop was closed, and nobody waits any more
+        loop.call_soon_threadsafe(_settle, answers)
+
+
+class _JobError(Exception):
+    """One of several jobs failed."""
+
+
+class _Seat:
+    """The connection of one thread: opened when first needed, and anew after it broke."""
+
+    def __init__(self, file: Path, begin: str, pragmas: Mapping[str, str], classify: _Classify) -> None:
+        self._begin = begin
+        self._writes = begin == BEGIN_WRITE
+        self._patience = int(pragmas["busy_timeout"]) / 1000
+        if self._writes:
+            pragmas = {**pragmas, "busy_timeout": str(POLL_MILLISECONDS)}
+        self._classify = classify
+        self._engine = create_engine(
+            URL.create("sqlite+pysqlite", database=str(file)),
+            poolclass=NullPool,
+            connect_args={"cached_statements": CACHED_STATEMENTS},
+        )
+        configure(self._engine, pragmas)
+        self._opened: tuple[Connection, Cursor] | None = None
+
+    def _open(self) -> tuple[Connection, Cursor]:
+        if self._opened is None:
+            connection = self._engine.connect()
+            self._opened = connection, cast(Cursor, connection.connection.cursor())
+        return self._opened
+
+    def close(self) -> None:
+        """Close the connection, which a later transaction would open again."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            with suppress(Exception):
+                opened[0].close()
+
+    def _begun(self) -> tuple[Connection, Cursor]:
+        """The connection in a transaction, as soon as other processes let us."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                opened = self._open()
+                opened[1].execute(self._begin)
+            except Exception as error:
+                if self._check(error) is not Failure.CONFLICT or time.monotonic() > deadline:
+                    raise
+            else:
+                return opened
+
+    def hot(self, work: Callable[[Cursor], R]) -> R:
+        """Run work on a cursor in a transaction."""
+        _, cursor = self._begun()
+        try:
+            result = work(cursor)
+        except BaseException as error:
+            self._undo(cursor, error)
+            raise
+        try:
+            cursor.execute("COMMIT")
+        except Exception as error:
+            self._undo(cursor, error)
+            self._raise_unknown(error)
+            raise
+        return result
+
+    def cold(self, work: Callable[[Connection], R]) -> R:
+        """Run work on the connection in a transaction."""
+        connection, cursor = self._begun()
+        transaction = connection.begin()  # SQLAlchemy's idea of it; nothing is sent
+        try:
+            result = work(connection)
+        except BaseException as error:
+            self._undo(cursor, error)
+            transaction.close()
+            raise
+        try:
+            transaction.commit()
+        except Exception as error:
+            self.close()
+            self._raise_unknown(error)
+            raise
+        return result
+
+    def fetch(self, statement: Executable) -> Sequence[Any]:
+        """The rows of one statement, which needs no transaction around it to be of one state."""
+        connection, _ = self._open()
+        try:
+            with connection.execute(statement) as result:
+                # As the driver gives them: a row of SQLAlchemy's takes its time.
+                return cast(Cursor, result.cursor).fetchall()
+        except Exception as error:
+            self._check(error)
+            raise
+        finally:
+            connection.rollback()
+
+    def _undo(self, cursor: Cursor, error: BaseException) -> None:
+        # After some errors SQLite has rolled back by itself.
+        if cursor.connection.in_transaction:
+            try:
+                cursor.execute("ROLLBACK")
+            except Exception:  # noqa: BLE001 - closing it does the same
+                self.close()
+        self._check(error)
+
+    def _check(self, error: BaseException) -> Failure:
+        """What an error means; a connection that may be broken is closed."""
+        failure = self._classify(error)
+        if failure is Failure.UNAVAILABLE:
+            self.close()
+        return failure
+
+    def _raise_unknown(self, error: Exception) -> None:
+        if self._writes and self._classify(error) is Failure.UNAVAILABLE:
+            raise CommitUnknownError from error
+
+    def answer(self, job: _Job) -> _Answer:
+        """Run a job alone."""
+        try:
+            return _Answer(job.future, job.run(self, job.work), None)
+        except StopIteration as error:  # which no future can hold
+            return _Answer(job.future, None, RuntimeError(f"the work raised {error!r}"))
+        except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller
+            return _Answer(job.future, None, error)
+
+    def answer_joined(self, jobs: Sequence[_Job]) -> list[_Answer]:
+        """Run hot jobs in one transaction; when one of them fails, each alone, so that only that one fails."""
+        if len(jobs) == 1:
+            return [self.answer(jobs[0])]
+
+        def work(cursor: Cursor) -> list[Any]:
+            try:
+                return [job.work(cursor) for job in jobs]
+            except BaseException as error:
+                raise _JobError from error
+
+        try:
+            results = self.hot(work)
+        except _JobError:
+            return [self.answer(job) for job in jobs]
+        except Exception as error:  # noqa: BLE001 - the transaction itself failed, for all of them
+            return [_Answer(job.future, None, error) for job in jobs]
+        return [_Answer(job.future, result, None) for job, result in zip(jobs, results, strict=True)]
+
+
+class Threads:
+    """The threads of one file, made by `open_threads`."""
+
+    def __init__(self, key: _Key, file: Path, pragmas: Mapping[str, str], classify: _Classify) -> None:
+        self.users = 1
+        self._key = key
+        self._pid = os.getpid()
+        self._file = file
+        self._pragmas = pragmas
+        self._classify = classify
+        self._jobs: SimpleQueue[_Job | _Release] = SimpleQueue()
+        self._reads: SimpleQueue[_Job | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._readers: list[threading.Thread] = []
+        self._writer = self._start(self._write, "writer")
+
+    def _start(self, target: Callable[[], None], role: str) -> threading.Thread:
+        # What an exiting process has not committed was not acknowledged, so nobody need wait for it.
+        thread = threading.Thread(target=target, name=f"sqlite-{role} {self._file.name}", daemon=True)
+        thread.start()
+        return thread
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked from the one that the threads are in."""
+        return self._pid != os.getpid()
+
+    def hot(self, work: Callable[[Cursor], R]) -> asyncio.Future[R]:
+        """Write in a transaction, which waiting ones may share; a failure leaves nothing of this work, and no other."""
+        return self._put(self._jobs, _Seat.hot, work)
+
+    def cold(self, work: Callable[[Connection], R]) -> asyncio.Future[R]:
+        """Write in a transaction of its own."""
+        return self._put(self._jobs, _Seat.cold, work)
+
+    def hot_read(self, work: Callable[[Cursor], R]) -> asyncio.Future[R]:
+        """Read one state of the database, not older than this call."""
+        return self._read(_Seat.hot, work)
+
+    def cold_read(self, work: Callable[[Connection], R]) -> asyncio.Future[R]:
+        """Read one state of the database, not older than this call."""
+        return self._read(_Seat.cold, work)
+
+    def fetch(self, statement: Executable) -> asyncio.Future[Sequence[Any]]:
+        """The rows of a statement, as the driver gives them."""
+        return self._read(_Seat.fetch, statement)
+
+    def _read(self, run: Callable[[_Seat, Any], Any], work: Any) -> asyncio.Future[Any]:
+        if not self._idle.acquire(blocking=False):
+            with _lock:
+                if len(self._readers) < READERS:
+                    self._readers.append(self._start(self._serve_reads, "reader"))
+        return self._put(self._reads, run, work)
+
+    @staticmethod
+    def _put(queue: SimpleQueue[Any], run: Callable[[_Seat, Any], Any], work: Any) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        queue.put(_Job(run, work, loop, future))
+        return future
+
+    async def release(self) -> None:
+        """Need the threads no longer. What was sent before is done then, and without a user they have ended."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[threading.Thread | None] = loop.create_future()
+        self._jobs.put(_Release(loop, future))
+        ended = await future
+        if ended is not None:
+            ended.join()
+
+    def abandon(self) -> None:
+        """Need the threads no longer, and do not wait; safe to call from anywhere, a garbage collection included."""
+        if not self.is_inherited:
+            self._jobs.put(_Release(None, None))
+
+    def _write(self) -> None:
+        seat = _Seat(self._file, BEGIN_WRITE, self._pragmas, self._classify)
+        waiting: deque[_Job | _Release] = deque()
+        while True:
+            waiting.append(self._jobs.get())
+            while not self._jobs.empty():
+                waiting.append(self._jobs.get())
+            while waiting:
+                if not self._serve_writes(seat, waiting):
+                    return
+
+    def _serve_writes(self, seat: _Seat, waiting: deque[_Job | _Release]) -> bool:
+        """Do what comes first, and with it what can join; False when that was the end."""
+        first = waiting.popleft()
+        if isinstance(first, _Release):
+            return self._released(seat, first)
+        if first.run is not _Seat.hot:
+            _deliver(first.loop, [seat.answer(first)])
+            return True
+        jobs = [first]
+        while waiting and len(jobs) < JOINED_JOBS:
+            following = waiting[0]
+            if isinstance(following, _Release) or following.run is not _Seat.hot:
+                break
+            jobs.append(following)
+            waiting.popleft()
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+        for job, answer in zip(jobs, seat.answer_joined(jobs), strict=True):
+            by_loop.setdefault(job.loop, []).append(answer)
+        for loop, answers in by_loop.items():
+            _deliver(loop, answers)
+        return True
+
+    def _released(self, seat: _Seat, release: _Release) -> bool:
+        with _lock:
+            self.users -= 1
+            is_used = self.users > 0
+            if not is_used:
+                del _threads[self._key]
+        if not is_used:
+            for _ in self._readers:
+                self._reads.put(None)
+            for reader in self._readers:
+                reader.join()
+            seat.close()
+        if release.loop is not None and release.future is not None:
+            _deliver(release.loop, [_Answer(release.future, None if is_used else self._writer, None)])
+        return is_used
+
+    def _serve_reads(self) -> None:
+        seat = _Seat(self._file, BEGIN_READ, {**self._pragmas, "query_only": "ON"}, self._classify)
+        while self._serve_read(seat, self._reads.get()):
+            self._idle.release()
+        seat.close()
+
+    def _serve_read(self, seat: _Seat, job: _Job | None) -> bool:
+        if job is not None:
+            _deliver(job.loop, [seat.answer(job)])
+        return job is not None
+
+
+_lock = threading.Lock()
+"""Guards who uses which threads, and the making of readers."""
+_threads: Final[dict[_Key, Threads]] = {}
+
+
+def open_threads(file: Path, pragmas: Mapping[str, str], classify: _Classify) -> Threads:
+    """The threads of a file, for one user more, who must `release` or `abandon` them.
+
+    Args:
+        file: the database; nothing is opened before there is work.
+        pragmas: of every connection.
+        classify: what an error of the driver means.
+    """
+    path = file.resolve()
+    key = path, tuple(sorted(pragmas.items()))
+    with _lock:
+        threads = _threads.get(key)
+        if threads is None:
+            threads = _threads[key] = Threads(key, path, pragmas, classify)
+        else:
+            threads.users += 1
+        return threads
+
+
+def _forget() -> None:
+    global _lock
+    _lock = threading.Lock()  # the thread that held it is not in this process
+    _threads.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
