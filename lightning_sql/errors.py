@@ -12,6 +12,7 @@ __all__ = [
     "DuplicatedPrimaryKeyError",
     "InvalidRequestError",
     "LightningError",
+    "OverloadedError",
     "RecordNotFoundError",
     "SchemaOutdatedError",
     "TransactionConflictError",
@@ -62,6 +63,10 @@ class SchemaOutdatedError(ConfigurationError):
 
 class DatabaseUnavailableError(LightningError):
     """The database cannot be reached, or is not ready to serve."""
+
+
+class OverloadedError(DatabaseUnavailableError):
+    """More calls wait for the database than the store lets wait; nothing was done, try again later."""
 
 
 class TransactionConflictError(DatabaseUnavailableError):
