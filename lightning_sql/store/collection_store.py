@@ -12,7 +12,7 @@ from typing_extensions import override
 from lightning_sql import lifecycle
 from lightning_sql.collections.protocols import AtomicLabel, LightningCollections
 from lightning_sql.collections.tracking import store_method
-from lightning_sql.errors import InvalidRequestError, RecordNotFoundError
+from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.records import (
     ROLLOUT_ACTIVE,
     ROLLOUT_FINISHED,
@@ -36,6 +36,7 @@ from lightning_sql.store.collection_reads import CollectionReads
 from lightning_sql.store.interface import (
     SpanReceipt,
     StoreCapabilities,
+    refuse_null,
 )
 from lightning_sql.store.spans import SpanImport
 from lightning_sql.store.transaction import (
@@ -63,12 +64,6 @@ SPAN_LABELS: Final[tuple[AtomicLabel, ...]] = (
     "rollout_queue",
     "span_sequence_ids",
 )
-
-
-def _refuse_null(changes: dict[str, Any], names: Iterable[str]) -> None:
-    for name in names:
-        if name in changes and changes[name] is None:
-            raise InvalidRequestError(f"{name} cannot be null")
 
 
 class CollectionStore(CollectionReads):
@@ -314,7 +309,7 @@ class CollectionStore(CollectionReads):
                 "metadata": metadata,
             }
         )
-        _refuse_null(changes, ("status", "config"))
+        refuse_null(changes, ("status", "config"))
         await self._gate.pass_through()
 
         async def update(transaction: StoreTransaction) -> Rollout:
@@ -351,7 +346,7 @@ class CollectionStore(CollectionReads):
                 "metadata": metadata,
             }
         )
-        _refuse_null(changes, changes)
+        refuse_null(changes, changes)
         await self._gate.pass_through()
 
         async def update(transaction: StoreTransaction) -> Attempt:

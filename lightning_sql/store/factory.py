@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from lightning_sql.collections.protocols import LightningCollections
 from lightning_sql.errors import ConfigurationError
 from lightning_sql.store.collection_store import CollectionStore
 
@@ -67,15 +66,27 @@ async def prepare_database(database_url: str, *, migrate: bool = False) -> None:
         await migrations_of(database_url).prepare(migrate=migrate)
 
 
-def _collections(database_url: str, partition: str, clock: Callable[[], float] | None) -> LightningCollections:
+def _store(
+    database_url: str, partition: str, scan_debounce_seconds: float, clock: Callable[[], float] | None, join: bool
+) -> LightningStore:
     if is_memory(database_url):
         from lightning_sql.collections.memory import MemoryCollections
 
-        return MemoryCollections(clock=time.time if clock is None else clock)
-    from lightning_sql.collections.sql import SqlCollections
+        return CollectionStore(
+            MemoryCollections(clock=time.time if clock is None else clock),
+            scan_debounce_seconds=scan_debounce_seconds,
+            clock=time.monotonic if clock is None else clock,
+        )
     from lightning_sql.database.engine import Database
+    from lightning_sql.store.sql_store import SqlStore
 
-    return SqlCollections(Database(database_url), partition=partition, clock=clock)
+    return SqlStore(
+        Database(database_url),
+        partition=partition,
+        scan_debounce_seconds=scan_debounce_seconds,
+        clock=clock,
+        join=join,
+    )
 
 
 async def open_store(
@@ -84,6 +95,7 @@ async def open_store(
     partition: str = "default",
     scan_debounce_seconds: float = 10.0,
     clock: Callable[[], float] | None = None,
+    join: bool = True,
 ) -> LightningStore:
     """Open a store on a database that is prepared, creating the schema of an empty one.
 
@@ -92,6 +104,7 @@ async def open_store(
         partition: one training run, or one tenant; stores of different partitions see nothing of each other.
         scan_debounce_seconds: least time between two watchdog scans that calls trigger.
         clock: seconds since the epoch, for tests; by default that of the database or the process.
+        join: whether concurrent calls of one kind go to the database together.
 
     Raises:
         ConfigurationError: not a database URL.
@@ -99,8 +112,4 @@ async def open_store(
         DatabaseUnavailableError: the database cannot be reached.
     """
     await prepare_database(database_url)
-    return CollectionStore(
-        _collections(database_url, partition, clock),
-        scan_debounce_seconds=scan_debounce_seconds,
-        clock=time.monotonic if clock is None else clock,
-    )
+    return _store(database_url, partition, scan_debounce_seconds, clock, join)

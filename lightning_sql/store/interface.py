@@ -7,12 +7,12 @@ other. Rules are in `lightning_sql.lifecycle`; CONTRACT.md section 7 is where th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Literal, NotRequired, Self, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, Self, TypeAlias, TypedDict
 
-from lightning_sql.errors import RecordNotFoundError
+from lightning_sql.errors import InvalidRequestError, RecordNotFoundError
 from lightning_sql.otel import ReadableSpan, span_from_sdk
 from lightning_sql.records import (
     UNSET,
@@ -33,10 +33,32 @@ from lightning_sql.records import (
     WorkerStatus,
 )
 
-__all__ = ["FilterLogic", "LightningStore", "SortOrder", "SpanReceipt", "StoreCapabilities", "StoreStatistics"]
+if TYPE_CHECKING:
+    from lightning_sql.store.row_store import RowStore
+
+__all__ = [
+    "FilterLogic",
+    "LightningStore",
+    "SortOrder",
+    "SpanReceipt",
+    "StoreCapabilities",
+    "StoreStatistics",
+    "refuse_null",
+]
 
 FilterLogic: TypeAlias = Literal["and", "or"]
 SortOrder: TypeAlias = Literal["asc", "desc"]
+
+
+def refuse_null(changes: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Check that an update sets none of these fields to None.
+
+    Raises:
+        InvalidRequestError: it does.
+    """
+    for name in names:
+        if name in changes and changes[name] is None:
+            raise InvalidRequestError(f"{name} cannot be null")
 
 
 class StoreCapabilities(TypedDict):
@@ -93,6 +115,14 @@ class LightningStore(ABC):
 
     async def release_waiters(self) -> None:  # noqa: B027 - most stores have nobody waiting inside
         """Let `wait_for_rollouts` return what is finished, now and from now on: the store is about to close."""
+
+    async def maintain(self) -> None:  # noqa: B027 - most stores keep themselves
+        """Look after the store's surroundings; a server calls this every few seconds."""
+
+    @property
+    def rows(self) -> RowStore | None:
+        """The same store on rows, where it has them."""
+        return None
 
     @property
     @abstractmethod

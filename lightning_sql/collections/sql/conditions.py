@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Table, and_, false, func, literal, or_, true
+from sqlalchemy import ColumnElement, FromClause, Table, and_, false, func, literal, or_, true
 
 from lightning_sql.database.dialects.base import Dialect
 from lightning_sql.database.schema import SEQ
@@ -81,12 +81,14 @@ class Translation:
         return self._dialect.within(column, members, kind) if members else false()
 
 
-def order_by(sort: Sort | None, table: Table, item_type: type[BaseModel]) -> Sequence[ColumnElement[Any]]:
-    """The ORDER BY of a page: ties and no sort at all keep insertion order."""
+def order_by(
+    sort: Sort | None, table: FromClause, item_type: type[BaseModel], inserted: str = SEQ
+) -> Sequence[ColumnElement[Any]]:
+    """The ORDER BY of a page: ties and no sort at all keep insertion order, which is that of column `inserted`."""
     if sort is None:
-        return [table.c[SEQ]]
+        return [table.c[inserted]]
     column = table.c[sort.field]
     key: ColumnElement[Any] = column
     if is_nullable(item_type, sort.field):
         key = func.coalesce(column, literal(sort_default(sort.field, sort.kind), column.type), type_=column.type)
-    return [key.desc() if sort.descending else key.asc(), table.c[SEQ]]
+    return [key.desc() if sort.descending else key.asc(), table.c[inserted]]

@@ -1,0 +1,237 @@
+"""Between records and the rows of the native store (`lightning_sql.database.native`)."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from lightning_sql import lifecycle
+from lightning_sql.database.dialects.hot import RolloutDraft, Row, SpanDraft
+from lightning_sql.database.payload import decode_json, decode_text, encode_json, encode_text
+from lightning_sql.records import (
+    Attempt,
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    Event,
+    Link,
+    OtelResource,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    Span,
+    SpanContext,
+    TraceStatus,
+    Worker,
+)
+
+__all__ = [
+    "attempt_of",
+    "attempted_of",
+    "conditions_text",
+    "queued_row",
+    "resources_of",
+    "retry_conditions",
+    "rollout_draft",
+    "rollout_of",
+    "span_draft",
+    "span_of",
+    "stored_payload",
+    "stored_text",
+    "worker_of",
+]
+
+
+@lru_cache(maxsize=512)
+def retry_conditions(text: str) -> tuple[str, ...]:
+    """The attempt statuses after which a rollout is queued again, from its column."""
+    return tuple(json.loads(text))
+
+
+@lru_cache(maxsize=512)
+def conditions_text(conditions: tuple[str, ...]) -> str:
+    """The column that `retry_conditions` reads."""
+    return json.dumps(conditions, separators=(",", ":"))
+
+
+def stored_payload(value: Any) -> str | None:
+    """A payload as its column holds it.
+
+    Raises:
+        UnstorableValueError: it is nested too deep, or is no JSON value and cannot be made one.
+    """
+    return None if value is None else encode_json(value)
+
+
+def stored_text(value: str | None) -> str | None:
+    """A text as its column holds it."""
+    return None if value is None else encode_text(value)
+
+
+def _payload(text: str | None) -> Any:
+    return None if text is None else decode_json(text)
+
+
+def _text(text: str | None) -> str | None:
+    return None if text is None else decode_text(text)
+
+
+def rollout_draft(request: EnqueueRolloutRequest) -> RolloutDraft:
+    """A request as the row that it becomes, under a fresh id.
+
+    Raises:
+        UnstorableValueError: a payload cannot be stored.
+    """
+    config = request.config or RolloutConfig()
+    return RolloutDraft(
+        lifecycle.new_rollout_id(),
+        stored_payload(request.input),
+        request.mode,
+        stored_text(request.resources_id),
+        config.timeout_seconds,
+        config.unresponsive_seconds,
+        config.max_attempts,
+        conditions_text(tuple(config.retry_condition)),
+        "{}" if request.metadata is None else encode_json(request.metadata),
+    )
+
+
+def queued_row(draft: RolloutDraft, now: float, latest_resources_id: str | None) -> Row:
+    """The row of a rollout that was queued at `now`."""
+    return (
+        draft.rollout_id,
+        draft.input,
+        now,
+        None,
+        draft.mode,
+        latest_resources_id if draft.resources_id is None else draft.resources_id,
+        "queuing",
+        draft.timeout_seconds,
+        draft.unresponsive_seconds,
+        draft.max_attempts,
+        draft.retry_condition,
+        draft.metadata,
+    )
+
+
+def _rollout_fields(row: Row) -> dict[str, Any]:
+    return {
+        "rollout_id": decode_text(row[0]),
+        "input": _payload(row[1]),
+        "start_time": row[2],
+        "end_time": row[3],
+        "mode": row[4],
+        "resources_id": _text(row[5]),
+        "status": row[6],
+        "config": RolloutConfig.model_construct(
+            timeout_seconds=row[7],
+            unresponsive_seconds=row[8],
+            max_attempts=row[9],
+            retry_condition=list(retry_conditions(row[10])),
+        ),
+        "metadata": _payload(row[11]),
+    }
+
+
+def rollout_of(row: Row) -> Rollout:
+    """A rollout from its row."""
+    return Rollout.model_construct(**_rollout_fields(row))
+
+
+def attempt_of(row: Row) -> Attempt:
+    """An attempt from its row."""
+    return Attempt.model_construct(
+        rollout_id=decode_text(row[0]),
+        attempt_id=decode_text(row[1]),
+        sequence_id=row[2],
+        start_time=row[3],
+        end_time=row[4],
+        status=row[5],
+        worker_id=_text(row[6]),
+        last_heartbeat_time=row[7],
+        metadata=_payload(row[8]),
+    )
+
+
+def attempted_of(row: Row, attempt: Attempt) -> AttemptedRollout:
+    """A rollout from its row, with an attempt of it."""
+    return AttemptedRollout.model_construct(**_rollout_fields(row), attempt=attempt)
+
+
+def worker_of(row: Row) -> Worker:
+    """A worker from its row."""
+    return Worker.model_construct(
+        worker_id=decode_text(row[0]),
+        status=row[1],
+        heartbeat_stats=_payload(row[2]),
+        last_heartbeat_time=row[3],
+        last_dequeue_time=row[4],
+        last_busy_time=row[5],
+        last_idle_time=row[6],
+        current_rollout_id=_text(row[7]),
+        current_attempt_id=_text(row[8]),
+    )
+
+
+def span_draft(span: Span) -> SpanDraft:
+    """A span as its row.
+
+    Raises:
+        UnstorableValueError: a payload cannot be stored.
+    """
+    return SpanDraft(
+        encode_text(span.rollout_id),
+        encode_text(span.attempt_id),
+        span.sequence_id,
+        encode_text(span.trace_id),
+        encode_text(span.span_id),
+        stored_text(span.parent_id),
+        encode_text(span.name),
+        encode_json(span.status.model_dump()),
+        encode_json(span.attributes),
+        encode_json([event.model_dump() for event in span.events]),
+        encode_json([link.model_dump() for link in span.links]),
+        span.start_time,
+        span.end_time,
+        None if span.context is None else encode_json(span.context.model_dump()),
+        None if span.parent is None else encode_json(span.parent.model_dump()),
+        encode_json(span.resource.model_dump()),
+        encode_json(span.model_extra) if span.model_extra else None,
+    )
+
+
+def span_of(row: Row) -> Span:
+    """A span from its row."""
+    extra: dict[str, Any] = {} if row[16] is None else decode_json(row[16])
+    return Span.model_construct(
+        rollout_id=decode_text(row[0]),
+        attempt_id=decode_text(row[1]),
+        sequence_id=row[2],
+        trace_id=decode_text(row[3]),
+        span_id=decode_text(row[4]),
+        parent_id=_text(row[5]),
+        name=decode_text(row[6]),
+        status=TraceStatus.model_validate(decode_json(row[7])),
+        attributes=decode_json(row[8]),
+        events=[Event.model_validate(event) for event in decode_json(row[9])],
+        links=[Link.model_validate(link) for link in decode_json(row[10])],
+        start_time=row[11],
+        end_time=row[12],
+        context=None if row[13] is None else SpanContext.model_validate(decode_json(row[13])),
+        parent=None if row[14] is None else SpanContext.model_validate(decode_json(row[14])),
+        resource=OtelResource.model_validate(decode_json(row[15])),
+        **extra,
+    )
+
+
+def resources_of(row: Row) -> ResourcesUpdate:
+    """A set of resources from its row."""
+    return ResourcesUpdate.model_validate(
+        {
+            "resources_id": decode_text(row[0]),
+            "create_time": row[1],
+            "update_time": row[2],
+            "version": row[3],
+            "resources": decode_json(row[4]),
+        }
+    )

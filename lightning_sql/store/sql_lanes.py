@@ -1,0 +1,208 @@
+"""The native store on one event loop: its way to the database, and the calls that go together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection, Executable
+
+from lightning_sql.database.dialects.hot import (
+    AttemptChange,
+    AttemptChanged,
+    Claim,
+    RolloutDraft,
+    Row,
+    SpanBatch,
+    SpanDraft,
+    SpanOutcome,
+    WorkerBeat,
+)
+from lightning_sql.database.engine import Database
+from lightning_sql.database.native import ROLLOUT_COLUMNS
+from lightning_sql.store.batching import Joiner
+from lightning_sql.store.rows import queued_row
+from lightning_sql.store.sql_writes import NativeTransaction
+
+__all__ = ["Lanes"]
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+_WIDTH: Final = len(ROLLOUT_COLUMNS)
+_PAGE_BYTES: Final = 4096
+"""A call weighs 1, and 1 more for each so many bytes: a statement of weight 2000 has no more than 8 MB."""
+_HEAVIEST: Final = 2000
+_UNJOINED_LANES: Final = 16
+
+
+class Lanes:
+    """What belongs to one event loop.
+
+    Args:
+        database: where the tables are.
+        partition: which part of them.
+        clock: seconds since the epoch; None is the database's own time.
+        join: whether concurrent calls go together.
+    """
+
+    def __init__(self, database: Database, partition: str, clock: Callable[[], float] | None, *, join: bool) -> None:
+        self._database = database
+        self._partition = partition
+        self._clock = clock
+        self._join = join
+        self.hot = database.hot_path(partition)
+        self.enqueue: Joiner[Sequence[RolloutDraft], Sequence[Row]] = self._joiner(
+            "enqueue", self._enqueue, weigh=_weigh_rollouts
+        )
+        self.claim: Joiner[Claim, Sequence[Row]] = self._joiner(
+            "claim", self._claim, keys=_worker_key, weigh=lambda claim: len(claim.attempt_ids)
+        )
+        self.spans: Joiner[SpanBatch, Sequence[SpanOutcome]] = self._joiner(
+            "spans", self._add_spans, keys=_span_keys, weigh=_weigh_spans, lanes=2
+        )
+        self.attempts: Joiner[AttemptChange, AttemptChanged | None] = self._joiner(
+            "attempt updates", self._update_attempts, keys=lambda change: (change.rollout_id,)
+        )
+        self.numbers: Joiner[Mapping[str, int], Mapping[str, int]] = self._joiner("numbers", self._issue_numbers)
+        self.beats: Joiner[WorkerBeat, Row] = self._joiner(
+            "worker heartbeats", self._beat_workers, keys=lambda beat: (beat.worker_id,)
+        )
+
+    def _joiner(
+        self,
+        name: str,
+        run: Callable[[list[C]], Awaitable[Sequence[R | Exception]]],
+        *,
+        keys: Callable[[C], Iterable[Hashable]] | None = None,
+        weigh: Callable[[C], int] | None = None,
+        lanes: int = 1,
+    ) -> Joiner[C, R]:
+        if not self._join:
+            return Joiner(run, name=name, keys=keys, weigh=weigh, most=1, lanes=_UNJOINED_LANES)
+        return Joiner(run, name=name, keys=keys, weigh=weigh, most=_HEAVIEST, lanes=lanes)
+
+    def now(self) -> float | None:
+        """The time that statements are given; None lets the database look."""
+        return None if self._clock is None else self._clock()
+
+    async def close(self) -> None:
+        """Finish what was begun and close the connections."""
+        joiners = (self.enqueue, self.claim, self.spans, self.attempts, self.numbers, self.beats)
+        await asyncio.gather(*(joiner.close() for joiner in joiners))
+        await self.hot.close()
+
+    # Everything that is not joined
+
+    async def fetch(self, statement: Executable) -> Sequence[Row]:
+        """The rows of a statement that reads."""
+        return await self._database.retried(lambda: self.hot.fetch(statement), repeatable=True)
+
+    async def rollouts(self, rollout_ids: Sequence[str], *, finished: bool = False) -> list[Row]:
+        """As `HotPath.rollouts`."""
+        return await self._database.retried(lambda: self.hot.rollouts(rollout_ids, finished), repeatable=True)
+
+    async def new_spans(self, spans: Sequence[tuple[str, str, str]]) -> list[bool]:
+        """As `HotPath.new_spans`."""
+        return await self._database.retried(lambda: self.hot.new_spans(spans), repeatable=True)
+
+    async def refresh_statistics(self) -> Sequence[str]:
+        """As `HotPath.refresh_statistics`."""
+        return await self._database.retried(self.hot.refresh_statistics, repeatable=True)
+
+    async def write(self, work: Callable[[NativeTransaction], R]) -> R:
+        """Run a transaction to its end, even if the caller is cancelled: what was sent is not half sent."""
+
+        def run(connection: Connection) -> R:
+            with self._database.translated():
+                return work(
+                    NativeTransaction(connection, self.hot, self._database.dialect, self._partition, self.now())
+                )
+
+        async def attempt() -> R:
+            with self._database.translated():
+                return await self.hot.write(run)
+
+        return await self._database.run(attempt)
+
+    # What joins
+
+    async def _enqueue(self, calls: list[Sequence[RolloutDraft]]) -> list[Sequence[Row] | Exception]:
+        drafts = [draft for call in calls for draft in call]
+        added = await self._once(lambda: self.hot.enqueue(drafts, self.now()))
+        return [[queued_row(draft, added.now, added.resources_id) for draft in call] for call in calls]
+
+    async def _claim(self, claims: list[Claim]) -> list[Sequence[Row] | Exception]:
+        now, given = await self._once(lambda: self.hot.claim(claims, self.now()))
+        return [
+            [
+                (
+                    *row[:_WIDTH],
+                    row[0],
+                    row[_WIDTH],
+                    row[_WIDTH + 1],
+                    now,
+                    None,
+                    "preparing",
+                    claim.worker_id,
+                    None,
+                    None,
+                )
+                for row in rows
+            ]
+            for claim, rows in zip(claims, given, strict=True)
+        ]
+
+    async def _add_spans(self, batches: list[SpanBatch]) -> Sequence[Sequence[SpanOutcome] | Exception]:
+        return await self._repeatedly(lambda: self.hot.add_spans(batches, self.now()))
+
+    async def _update_attempts(self, changes: list[AttemptChange]) -> Sequence[AttemptChanged | None | Exception]:
+        return await self._repeatedly(lambda: self.hot.update_attempts(changes, self.now()))
+
+    async def _issue_numbers(self, calls: list[Mapping[str, int]]) -> list[Mapping[str, int] | Exception]:
+        wanted: Counter[str] = Counter()
+        for call in calls:
+            wanted.update(call)
+        last = await self._repeatedly(lambda: self.hot.issue_numbers(wanted))
+        issued = {rollout_id: last[rollout_id] - count for rollout_id, count in wanted.items()}
+        answers: list[Mapping[str, int] | Exception] = []
+        for call in calls:
+            for rollout_id, count in call.items():
+                issued[rollout_id] += count
+            answers.append({rollout_id: issued[rollout_id] for rollout_id in call})
+        return answers
+
+    async def _beat_workers(self, beats: list[WorkerBeat]) -> Sequence[Row | Exception]:
+        return await self._repeatedly(lambda: self.hot.beat_workers(beats, self.now()))
+
+    async def _once(self, call: Callable[[], Awaitable[R]]) -> R:
+        return await self._database.retried(call, repeatable=False)
+
+    async def _repeatedly(self, call: Callable[[], Awaitable[R]]) -> R:
+        return await self._database.retried(call, repeatable=True)
+
+
+def _worker_key(claim: Claim) -> tuple[str, ...]:
+    return (claim.worker_id,) if claim.worker_id else ()
+
+
+def _span_keys(batch: SpanBatch) -> list[tuple[str, str, str]]:
+    return [(span.rollout_id, span.attempt_id, span.span_id) for span in batch.spans]
+
+
+def _size(*texts: str | None) -> int:
+    return 1 + sum(len(text) for text in texts if text is not None) // _PAGE_BYTES
+
+
+def _weigh_rollouts(drafts: Sequence[RolloutDraft]) -> int:
+    return sum(_size(draft.input, draft.metadata) for draft in drafts)
+
+
+def _weigh_span(span: SpanDraft) -> int:
+    return _size(span.attributes, span.events, span.links, span.resource, span.extra)
+
+
+def _weigh_spans(batch: SpanBatch) -> int:
+    return sum(_weigh_span(span) for span in batch.spans)

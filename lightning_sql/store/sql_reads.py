@@ -1,0 +1,362 @@
+"""Everything that the native store is asked without changing it."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
+
+from sqlalchemy import func, select
+from typing_extensions import override
+
+from lightning_sql import lifecycle
+from lightning_sql.database.dialects.base import Dialect
+from lightning_sql.database.dialects.hot import Row
+from lightning_sql.database.native import (
+    ATTEMPT_COLUMNS,
+    ATTEMPTS,
+    RESOURCES,
+    RESOURCES_COLUMNS,
+    ROLLOUT_COLUMNS,
+    ROLLOUTS,
+    SPANS,
+    WORKER_COLUMNS,
+    WORKERS,
+    raw_columns,
+)
+from lightning_sql.database.payload import decode_text, encode_text
+from lightning_sql.database.schema import PARTITION
+from lightning_sql.fields import FieldKind
+from lightning_sql.records import (
+    ROLLOUT_FINISHED,
+    Attempt,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    RolloutStatus,
+    Span,
+    Worker,
+    WorkerStatus,
+)
+from lightning_sql.store.interface import FilterLogic, LightningStore, SortOrder, StoreStatistics
+from lightning_sql.store.row_store import RolloutQuery, RowPage, RowStore, SpanQuery
+from lightning_sql.store.rows import attempt_of, attempted_of, resources_of, rollout_of, span_of, worker_of
+from lightning_sql.store.sql_lanes import Lanes
+from lightning_sql.store.sql_pages import Pages
+from lightning_sql.store.waiting import FinishWatcher
+
+__all__ = ["SqlReads"]
+
+_WIDTH: Final = len(ROLLOUT_COLUMNS)
+
+
+def any_rollout(row: Row) -> Rollout:
+    """A rollout from a row that continues with its latest attempt, if there is one."""
+    return rollout_of(row) if row[_WIDTH] is None else attempted_of(row, attempt_of(row[_WIDTH:]))
+
+
+class SqlReads(LightningStore, RowStore):
+    """The reading half of `SqlStore`: each answer, and each chunk of a long one, is of one state of the database."""
+
+    def __init__(self, dialect: Dialect, partition: str) -> None:
+        self._dialect = dialect
+        self._partition = partition
+        self._pages = Pages(dialect, partition)
+        self._started = time.monotonic()
+
+    @property
+    @abstractmethod
+    def _lanes(self) -> Lanes:
+        """The way to the database of the running event loop."""
+
+    @property
+    @abstractmethod
+    def _watcher(self) -> FinishWatcher:
+        """Who wakes the waiters of the running event loop."""
+
+    @abstractmethod
+    async def _pass_gate(self) -> None:
+        """Let the watchdog look if it is time."""
+
+    @property
+    @override
+    def rows(self) -> RowStore | None:
+        return self
+
+    @override
+    async def statistics(self) -> StoreStatistics:
+        tables = (ROLLOUTS, ATTEMPTS, SPANS, RESOURCES, WORKERS)
+        counts = [
+            select(func.count()).select_from(table).where(table.c[PARTITION] == self._partition).scalar_subquery()
+            for table in tables
+        ]
+        [row] = await self._lanes.fetch(select(*counts))
+        return {
+            "name": type(self).__name__,
+            "total_rollouts": row[0],
+            "total_attempts": row[1],
+            "total_spans": row[2],
+            "total_resources": row[3],
+            "total_workers": row[4],
+            "uptime": time.monotonic() - self._started,
+        }
+
+    @override
+    async def ping(self) -> None:
+        await self._lanes.fetch(select(1))
+
+    # Rollouts
+
+    @override
+    async def rollout_page(self, query: RolloutQuery) -> RowPage:
+        await self._pass_gate()
+        return await self._pages.rollouts(self._lanes, query)
+
+    @override
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Sequence[RolloutStatus] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+        status: Sequence[RolloutStatus] | None = None,
+        rollout_ids: Sequence[str] | None = None,
+    ) -> PaginatedResult[Rollout]:
+        page = await self.rollout_page(
+            RolloutQuery(
+                status_in=status if status_in is None else status_in,
+                rollout_id_in=rollout_ids if rollout_id_in is None else rollout_id_in,
+                rollout_id_contains=rollout_id_contains,
+                filter_logic=filter_logic,
+                sort_by=sort_by,
+                sort_order=sort_order,
+                limit=limit,
+                offset=offset,
+            )
+        )
+        items = [any_rollout(row) for row in await _all_rows(page)]
+        return PaginatedResult[Rollout].model_construct(items=items, limit=limit, offset=offset, total=page.total or 0)
+
+    @override
+    async def rollout_row(self, rollout_id: str) -> Row | None:
+        await self._pass_gate()
+        found = await self._lanes.rollouts([encode_text(rollout_id)])
+        return found[0] if found else None
+
+    @override
+    async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
+        row = await self.rollout_row(rollout_id)
+        return None if row is None else any_rollout(row)
+
+    @override
+    async def finished_rows(self, rollout_ids: Sequence[str], timeout: float | None) -> Sequence[Row]:
+        await self._pass_gate()
+        ids = [encode_text(rollout_id) for rollout_id in dict.fromkeys(rollout_ids)]
+        if timeout is None or timeout > 0:
+            within = self._dialect.within(ROLLOUTS.c.rollout_id, list(dict.fromkeys(rollout_ids)), FieldKind.TEXT)
+            known = select(*raw_columns(ROLLOUTS, ("rollout_id", "status"))).where(
+                ROLLOUTS.c[PARTITION] == self._partition, within
+            )
+            pending = {
+                decode_text(rollout_id)
+                for rollout_id, status in await self._lanes.fetch(known)
+                if not lifecycle.is_finished(status)
+            }
+            if pending:
+                await self._watcher.wait(pending, timeout)
+        found = {row[0]: row for row in await self._lanes.rollouts(ids, finished=True)} if ids else {}
+        return [found[id_] for id_ in map(encode_text, rollout_ids) if id_ in found]
+
+    @override
+    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        return [rollout_of(row) for row in await self.finished_rows(rollout_ids, timeout)]
+
+    async def _find_finished(self, rollout_ids: Collection[str]) -> Iterable[str]:
+        await self._pass_gate()
+        statement = select(*raw_columns(ROLLOUTS, ("rollout_id",))).where(
+            ROLLOUTS.c[PARTITION] == self._partition,
+            self._dialect.within(ROLLOUTS.c.rollout_id, list(rollout_ids), FieldKind.TEXT),
+            ROLLOUTS.c.status.in_(sorted(ROLLOUT_FINISHED)),
+        )
+        return [decode_text(row[0]) for row in await self._lanes.fetch(statement)]
+
+    # Attempts
+
+    @override
+    async def query_attempts(
+        self,
+        rollout_id: str,
+        *,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Attempt]:
+        await self._pass_gate()
+        rows, total = await self._pages.rows(
+            self._lanes,
+            ATTEMPTS,
+            Attempt,
+            ATTEMPT_COLUMNS,
+            {"rollout_id": {"exact": rollout_id}},
+            sort_by,
+            sort_order,
+            limit,
+            offset,
+            "sequence_id",
+        )
+        items = [attempt_of(row) for row in rows]
+        return PaginatedResult[Attempt].model_construct(items=items, limit=limit, offset=offset, total=total)
+
+    @override
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        row = await self.rollout_row(rollout_id)
+        return None if row is None or row[_WIDTH] is None else attempt_of(row[_WIDTH:])
+
+    # Spans
+
+    @override
+    async def span_page(self, query: SpanQuery) -> RowPage:
+        await self._pass_gate()
+        return await self._pages.spans(self._lanes, query)
+
+    @override
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        limit: int = -1,
+        offset: int = 0,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+    ) -> PaginatedResult[Span]:
+        page = await self.span_page(
+            SpanQuery(
+                rollout_id=rollout_id,
+                attempt_id=attempt_id,
+                trace_id=trace_id,
+                trace_id_contains=trace_id_contains,
+                span_id=span_id,
+                span_id_contains=span_id_contains,
+                parent_id=parent_id,
+                parent_id_contains=parent_id_contains,
+                name=name,
+                name_contains=name_contains,
+                filter_logic=filter_logic,
+                sort_by=sort_by,
+                sort_order=sort_order,
+                limit=limit,
+                offset=offset,
+            )
+        )
+        items = [span_of(row) for row in await _all_rows(page)]
+        return PaginatedResult[Span].model_construct(items=items, limit=limit, offset=offset, total=page.total or 0)
+
+    # Resources and workers
+
+    @override
+    async def query_resources(
+        self,
+        *,
+        resources_id: str | None = None,
+        resources_id_contains: str | None = None,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[ResourcesUpdate]:
+        rows, total = await self._pages.rows(
+            self._lanes,
+            RESOURCES,
+            ResourcesUpdate,
+            RESOURCES_COLUMNS,
+            {"resources_id": {"exact": resources_id, "contains": resources_id_contains}},
+            sort_by,
+            sort_order,
+            limit,
+            offset,
+        )
+        items = [resources_of(row) for row in rows]
+        return PaginatedResult[ResourcesUpdate].model_construct(items=items, limit=limit, offset=offset, total=total)
+
+    @override
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+        return await self._one_resources(RESOURCES.c.resources_id == resources_id)
+
+    @override
+    async def get_latest_resources(self) -> ResourcesUpdate | None:
+        return await self._one_resources()
+
+    async def _one_resources(self, *conditions: Any) -> ResourcesUpdate | None:
+        statement = (
+            select(*raw_columns(RESOURCES, RESOURCES_COLUMNS))
+            .where(RESOURCES.c[PARTITION] == self._partition, *conditions)
+            .order_by(RESOURCES.c.update_time.desc())
+            .limit(1)
+        )
+        found = await self._lanes.fetch(statement)
+        return resources_of(found[0]) if found else None
+
+    @override
+    async def query_workers(
+        self,
+        *,
+        status_in: Sequence[WorkerStatus] | None = None,
+        worker_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Worker]:
+        await self._pass_gate()
+        rows, total = await self._pages.rows(
+            self._lanes,
+            WORKERS,
+            Worker,
+            WORKER_COLUMNS,
+            {
+                "status": {"within": status_in},
+                "worker_id": {"contains": worker_id_contains},
+                "_aggregate": filter_logic,
+            },
+            sort_by,
+            sort_order,
+            limit,
+            offset,
+        )
+        items = [worker_of(row) for row in rows]
+        return PaginatedResult[Worker].model_construct(items=items, limit=limit, offset=offset, total=total)
+
+    @override
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        statement = select(*raw_columns(WORKERS, WORKER_COLUMNS)).where(
+            WORKERS.c[PARTITION] == self._partition, WORKERS.c.worker_id == worker_id
+        )
+        found = await self._lanes.fetch(statement)
+        return worker_of(found[0]) if found else None
+
+
+async def _all_rows(page: RowPage) -> Sequence[Row]:
+    if page.rest is None:
+        return page.first
+    rows = list(page.first)
+    async for chunk in page.rest:
+        rows += chunk
+    return rows
