@@ -320,13 +320,12 @@ def copy_attempts_up() -> None:
         # Only the server's own rules kept two attempts of a rollout from having the same number.
         attempts = table("collection_attempts", "partition_id", "rollout_id", "sequence_id")
         repeated = sa.select(attempts).group_by(*attempts.c).having(sa.func.count() > 1).limit(1)
-        found = connection.execute(repeated).all()
-        if not found:
+        found = connection.execute(repeated).mappings().first()
+        if found is None:
             raise
-        [(partition, rollout, number)] = found
         raise CommandError(
-            f"attempts of rollout {rollout!r} in partition {partition!r} share the number {number}: "
-            "make sequence_id unique within each rollout of collection_attempts first"
+            f"attempts of rollout {found['rollout_id']!r} in partition {found['partition_id']!r} share the number "
+            f"{found['sequence_id']}: make sequence_id unique within each rollout of collection_attempts first"
         ) from None
 
 

@@ -40,6 +40,8 @@ from lightning_sql.records import (
 )
 from lightning_sql.store.collection_store import CollectionStore
 from lightning_sql.store.factory import migrations_of, open_store, prepare_database
+from lightning_sql.store.interface import LightningStore
+from lightning_sql.store.sql_store import SqlStore
 from lightning_sql.testing.samples import ODD_PAYLOADS, ODD_STRINGS, assert_same, make_span
 
 
@@ -240,7 +242,7 @@ TEXTS = {name: string for name, string in ODD_STRINGS.items() if string != MEGAB
 PAYLOADS = {name: value for name, value in ODD_PAYLOADS.items() if value != MEGABYTE and not name.startswith("odd")}
 
 CONFIGS = {
-    "infinite": RolloutConfig(timeout_seconds=math.inf, unresponsive_seconds=-math.inf, max_attempts=2**63 - 1),
+    "infinite": RolloutConfig(timeout_seconds=math.inf, unresponsive_seconds=math.inf, max_attempts=2**63 - 1),
     "exact": RolloutConfig(timeout_seconds=0.1 + 0.2, unresponsive_seconds=5e-324),
     "retried": RolloutConfig(max_attempts=3, retry_condition=["failed", "timeout"]),
     "limited": RolloutConfig(timeout_seconds=1e9, unresponsive_seconds=1e308, max_attempts=1),
@@ -327,7 +329,8 @@ class Old:
         await store.update_rollout(self.names["cancelled"], status="cancelled")
         await store.update_rollout(self.names["infinite"], status="queuing", metadata=None)
         await store.start_rollout(None, config=CONFIGS["limited"], worker_id="starter")
-        await self.enqueue_odd_id('\x1a\u2603 "odd" \\id', CONFIGS["exact"])
+        await self.collections.rollout_queue.enqueue(["nothing"] * 50)
+        await self.enqueue_odd_id('\x1a\u2603 "odd" \\id', CONFIGS["limited"])
         await store.update_resources(first.resources_id, {"main": LLM(endpoint="e2", model="m2")})
         await store.update_worker("beating", {"load": math.nan, "\ud800": [None]})
         await store.update_worker("silent")
@@ -353,21 +356,28 @@ class Old:
         return list(dict.fromkeys([entry for entry in entries if entry in queued] + queued))
 
     async def everything(self) -> dict[str, Any]:
-        """All that the store would ever say."""
-        rollouts = (await self.store.query_rollouts()).items
-        ids = [rollout.rollout_id for rollout in rollouts]
-        counters = [*ids, "unknown", "no counter"]
-        return {
-            "rollouts": rollouts,
-            "attempts": [(await self.store.query_attempts(rollout_id)).items for rollout_id in ids],
-            "spans": [(await self.store.query_spans(rollout_id)).items for rollout_id in ids],
-            "spans as they came": [(await self.store.query_spans(id_, sort_by=None)).items for id_ in ids],
-            "resources": (await self.store.query_resources()).items,
-            "latest resources": await self.store.get_latest_resources(),
-            "workers": (await self.store.query_workers()).items,
+        """All that is kept, and would ever come to light."""
+        answers = await answers_of(self.store)
+        counters = [*(rollout.rollout_id for rollout in answers["rollouts"]), "unknown", "no counter"]
+        return answers | {
             "counters": [await self.collections.span_sequence_ids.get(key) for key in counters],
             "queue": await self.queue(),
         }
+
+
+async def answers_of(store: LightningStore) -> dict[str, Any]:
+    """Every record of a store, in the orders in which it gives them."""
+    rollouts = (await store.query_rollouts()).items
+    ids = [rollout.rollout_id for rollout in rollouts]
+    return {
+        "rollouts": rollouts,
+        "attempts": [(await store.query_attempts(rollout_id)).items for rollout_id in ids],
+        "spans": [(await store.query_spans(rollout_id)).items for rollout_id in ids],
+        "spans as they came": [(await store.query_spans(rollout_id, sort_by=None)).items for rollout_id in ids],
+        "resources": (await store.query_resources()).items,
+        "latest resources": await store.get_latest_resources(),
+        "workers": (await store.query_workers()).items,
+    }
 
 
 @asynccontextmanager
@@ -469,6 +479,36 @@ async def test_what_has_no_column_of_its_own_goes_up(database_url: str, filled: 
         assert dict(await run(database_url, values)) == issued
         assert issued["unknown"] == 2
         assert issued[names["running"]] == 10
+
+
+async def test_the_native_store_goes_on_and_its_work_goes_down(
+    database_url: str, filled: dict[str, dict[str, str]]
+) -> None:
+    before = await everything(database_url)
+    migrations = Migrations(database_url)
+    await migrations.upgrade()
+    after: dict[str, dict[str, Any]] = {}
+    for partition in PARTITIONS:
+        names, old = filled[partition], before[partition]
+        # At the beginning of time no limit is passed yet.
+        async with SqlStore(Database(database_url), partition=partition, clock=lambda: 0.0) as store:
+            answers = await answers_of(store)
+            assert_same(answers, {name: old[name] for name in answers})
+            created = await store.enqueue_rollout(PAYLOADS, config=CONFIGS["infinite"])
+            claimed = await store.dequeue_many_rollouts(limit=len(old["queue"]) - 1, worker_id="new")
+            assert [rollout.rollout_id for rollout in claimed] == old["queue"][:-1]
+            assert [rollout.attempt.sequence_id for rollout in claimed if rollout.rollout_id == names["retried"]] == [3]
+            assert await store.get_next_span_sequence_id(names["running"], "any") == 11
+            [ended, *_] = claimed
+            await store.add_span(make_span(ended.rollout_id, ended.attempt.attempt_id, "new", sequence_id=50))
+            await store.update_attempt(ended.rollout_id, "latest", status="succeeded")
+            await store.add_resources({})
+            after[partition] = await answers_of(store)
+            after[partition]["queue"] = [old["queue"][-1], created.rollout_id]
+    await migrations.downgrade(BEFORE)
+    for partition, answers in (await everything(database_url)).items():
+        del answers["counters"]
+        assert_same(answers, after[partition])
 
 
 async def test_sequences_go_on_after_what_was_copied(postgres_url: str) -> None:
@@ -573,6 +613,29 @@ async def test_more_rollouts_than_a_batch_go_up_and_down(database_url: str) -> N
     async with old_store(database_url, PARTITIONS[0]) as old:
         assert (await old.store.query_rollouts()).items == before
         assert await old.queue() == [rollout.rollout_id for rollout in before]
+
+
+async def test_configs_as_others_may_write_them_go_up_and_down(database_url: str) -> None:
+    await Migrations(database_url).upgrade(BEFORE)
+    documents = [None, {}, {"timeout_seconds": math.nan, "max_attempts": 2}, {"unresponsive_seconds": -math.inf}]
+    async with old_store(database_url, PARTITIONS[0]) as old:
+        rollouts = [Rollout(rollout_id=str(number), input=1, start_time=1.0) for number in range(len(documents))]
+        await old.collections.rollouts.insert(rollouts)
+    columns = schema.ROLLOUTS.c
+    for number, document in enumerate(documents):
+        change = update(schema.ROLLOUTS).where(columns.rollout_id == str(number)).values(config=document)
+        await run(database_url, change)
+    migrations = Migrations(database_url)
+    await migrations.upgrade()
+    table = native.ROLLOUTS.c
+    limits = select(table.timeout_seconds, table.unresponsive_seconds, table.max_attempts, table.retry_condition)
+    expected = [(None, None, 1, "[]"), (None, None, 1, "[]"), (None, None, 2, "[]"), (None, -math.inf, 1, "[]")]
+    assert await run(database_url, limits.order_by(table.rollout_id)) == expected
+    await migrations.downgrade(BEFORE)
+    configs = [RolloutConfig(), RolloutConfig(), RolloutConfig(max_attempts=2)]
+    configs.append(RolloutConfig(unresponsive_seconds=-math.inf))
+    async with old_store(database_url, PARTITIONS[0]) as old:
+        assert [rollout.config for rollout in (await old.store.query_rollouts()).items] == configs
 
 
 async def test_attempts_that_share_a_number_are_named_and_nothing_changes(

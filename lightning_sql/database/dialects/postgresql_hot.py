@@ -229,7 +229,7 @@ class PostgreSQLHotPath(HotPath):
             "most": len(attempt_ids),
             "floor": self._front.floor(),
             "attempt_ids": attempt_ids,
-            "slot_workers": [claim.worker_id or None for claim in claims for _ in claim.attempt_ids],
+            "slot_workers": [claim.worker_id for claim in claims for _ in claim.attempt_ids],
             "workers": [claim.worker_id for claim in claims if claim.worker_id],
         }
         found = await self._run(statements.CLAIM, values)
@@ -254,7 +254,8 @@ class PostgreSQLHotPath(HotPath):
         for number, batch in enumerate(batches):
             spans += batch.spans
             pair_of += [pairs.setdefault((span[0], span[1]), len(pairs) + 1) for span in batch.spans]
-            batch_of += [number if batch.strict else None] * len(batch.spans)
+            # A span that is alone and unknown is not stored in any case.
+            batch_of += [number if batch.strict and len(batch.spans) > 1 else None] * len(batch.spans)
         values: dict[str, Any] = dict(zip(_SPAN_FIELDS, zip(*spans, strict=True), strict=True))
         values |= {
             "partition": self._partition,

@@ -81,10 +81,9 @@ _FINISHED: Final = _words(ROLLOUT_FINISHED)
 _ENDED: Final = _words(lifecycle.ATTEMPT_ENDED)
 _BUSY: Final = _words(ATTEMPT_ACTIVE)
 
-_MOMENT: Final = """moment AS MATERIALIZED (
-    SELECT coalesce(
-        CAST(:now AS double precision), CAST(extract(epoch FROM clock_timestamp()) AS double precision)
-    ) AS now
+# The time at which the statement came, or the one that was given; the same wherever the statement asks.
+_NOW: Final = """coalesce(
+    CAST(:now AS double precision), CAST(extract(epoch FROM statement_timestamp()) AS double precision)
 )"""
 
 _OWNER: Final = """owner AS MATERIALIZED (
@@ -99,15 +98,14 @@ _OWNER: Final = """owner AS MATERIALIZED (
 ENQUEUE: Final = HotStatement(
     "enqueue",
     f"""
-WITH {_MOMENT},
-latest AS MATERIALIZED (
+WITH latest AS MATERIALIZED (
     SELECT resources_id FROM resources WHERE partition_id = :partition ORDER BY update_time DESC LIMIT 1
 ),
 placed AS (
     INSERT INTO rollouts (partition_id, rollout_id, seq, status, mode, resources_id, start_time, timeout_seconds,
         unresponsive_seconds, max_attempts, retry_condition, queue_position, attempt_count, input, metadata)
     SELECT :partition, d.rollout_id, d.place, 'queuing', d.mode,
-        coalesce(d.resources_id, (SELECT resources_id FROM latest)), m.now, d.timeout_seconds,
+        coalesce(d.resources_id, (SELECT resources_id FROM latest)), {_NOW}, d.timeout_seconds,
         d.unresponsive_seconds, d.max_attempts, d.retry_condition, d.place, 0,
         CAST(d.input AS json), CAST(d.metadata AS json)
     FROM (
@@ -119,17 +117,16 @@ placed AS (
         ) WITH ORDINALITY AS u (rollout_id, input, mode, resources_id, timeout_seconds, unresponsive_seconds,
             max_attempts, retry_condition, metadata, ord)
         ORDER BY u.ord
-    ) d CROSS JOIN moment m
+    ) d
 )
-SELECT m.now, (SELECT resources_id FROM latest) FROM moment m
+SELECT {_NOW}, (SELECT resources_id FROM latest)
 """,
 )
 
 CLAIM: Final = HotStatement(
     "claim",
     f"""
-WITH {_MOMENT},
-front AS MATERIALIZED (
+WITH front AS MATERIALIZED (
     SELECT rollout_id, queue_position FROM rollouts
     WHERE partition_id = :partition AND queue_position IS NOT NULL AND queue_position > :floor
     ORDER BY queue_position LIMIT :most
@@ -139,8 +136,8 @@ picked AS MATERIALIZED (SELECT rollout_id, queue_position, row_number() OVER (OR
 claimed AS (
     UPDATE rollouts r
     SET status = 'preparing', end_time = NULL, queue_position = NULL, attempt_count = r.attempt_count + 1,
-        watch_at = m.now + least(r.timeout_seconds, r.unresponsive_seconds)
-    FROM picked k CROSS JOIN moment m
+        watch_at = {_NOW} + least(r.timeout_seconds, r.unresponsive_seconds)
+    FROM picked k
     WHERE r.partition_id = :partition AND r.rollout_id = ANY (ARRAY(SELECT rollout_id FROM front))
         AND r.rollout_id = k.rollout_id
     RETURNING {_columns("r", ROLLOUT_COLUMNS)}, (CAST(:attempt_ids AS text[]))[k.n] AS attempt_id, r.attempt_count,
@@ -148,8 +145,8 @@ claimed AS (
 ),
 begun AS (
     INSERT INTO attempts (partition_id, rollout_id, attempt_id, sequence_id, status, worker_id, start_time)
-    SELECT :partition, c.rollout_id, c.attempt_id, c.attempt_count, 'preparing', c.worker_id, m.now
-    FROM claimed c CROSS JOIN moment m
+    SELECT :partition, c.rollout_id, c.attempt_id, c.attempt_count, 'preparing', c.worker_id, {_NOW}
+    FROM claimed c
 ),
 served AS (
     SELECT DISTINCT ON (worker_id) worker_id, rollout_id, attempt_id FROM claimed
@@ -159,11 +156,10 @@ tended AS (
     INSERT INTO workers AS w (partition_id, worker_id, seq, status, last_dequeue_time, last_busy_time,
         last_idle_time, current_rollout_id, current_attempt_id)
     SELECT :partition, c.worker_id, nextval('workers_order'),
-        CASE WHEN s.worker_id IS NULL THEN 'idle' ELSE 'busy' END, m.now,
-        CASE WHEN s.worker_id IS NOT NULL THEN m.now END, CASE WHEN s.worker_id IS NULL THEN m.now END,
+        CASE WHEN s.worker_id IS NULL THEN 'idle' ELSE 'busy' END, {_NOW},
+        CASE WHEN s.worker_id IS NOT NULL THEN {_NOW} END, CASE WHEN s.worker_id IS NULL THEN {_NOW} END,
         s.rollout_id, s.attempt_id
     FROM unnest(CAST(:workers AS text[])) c (worker_id) LEFT JOIN served s ON s.worker_id = c.worker_id
-        CROSS JOIN moment m
     ORDER BY c.worker_id
     ON CONFLICT (partition_id, worker_id) DO UPDATE SET
         status = excluded.status,
@@ -174,8 +170,8 @@ tended AS (
         current_rollout_id = coalesce(excluded.current_rollout_id, w.current_rollout_id),
         current_attempt_id = coalesce(excluded.current_attempt_id, w.current_attempt_id)
 )
-SELECT {_columns("c", ROLLOUT_COLUMNS)}, c.attempt_id, c.attempt_count, c.n, c.place, m.now
-FROM moment m LEFT JOIN claimed c ON true
+SELECT {_columns("c", ROLLOUT_COLUMNS)}, c.attempt_id, c.attempt_count, c.n, c.place, {_NOW}
+FROM (SELECT) one LEFT JOIN claimed c ON true
 ORDER BY c.n
 """,
 )
@@ -192,8 +188,7 @@ _SPAN_GIVEN: Final = tuple(name for name in SpanDraft._fields if name not in ("r
 ADD_SPANS: Final = HotStatement(
     "add_spans",
     f"""
-WITH {_MOMENT},
-{_OWNER},
+WITH {_OWNER},
 attempt AS MATERIALIZED (
     SELECT k.pair, k.rollout_id, k.attempt_id, k.attempt_count, k.limited, k.status AS rollout_status,
         a.status, a.sequence_id
@@ -247,8 +242,8 @@ raised AS (
 ),
 beaten AS (
     UPDATE attempts a
-    SET last_heartbeat_time = m.now, status = {_case("k.status", lifecycle.HEARTBEAT_ATTEMPT, "k.status")}
-    FROM attempt k JOIN news n ON n.rollout_id = k.rollout_id AND n.attempt_id = k.attempt_id CROSS JOIN moment m
+    SET last_heartbeat_time = {_NOW}, status = {_case("k.status", lifecycle.HEARTBEAT_ATTEMPT, "k.status")}
+    FROM attempt k JOIN news n ON n.rollout_id = k.rollout_id AND n.attempt_id = k.attempt_id
     WHERE a.partition_id = :partition AND a.rollout_id = ANY (CAST(:owners AS text[]))
         AND a.rollout_id = k.rollout_id AND a.attempt_id = k.attempt_id
     RETURNING k.pair, a.status
@@ -257,13 +252,13 @@ promoted AS (
     UPDATE rollouts r
     SET status = {_case("k.rollout_status", lifecycle.HEARTBEAT_ROLLOUT, "k.rollout_status")},
         end_time = NULL, queue_position = NULL,
-        watch_at = CASE WHEN k.rollout_status NOT IN {_QUEUED} THEN r.watch_at WHEN k.limited THEN m.now END
-    FROM attempt k JOIN beaten b ON b.pair = k.pair CROSS JOIN moment m
+        watch_at = CASE WHEN k.rollout_status NOT IN {_QUEUED} THEN r.watch_at WHEN k.limited THEN {_NOW} END
+    FROM attempt k JOIN beaten b ON b.pair = k.pair
     WHERE r.partition_id = :partition AND r.rollout_id = ANY (CAST(:owners AS text[])) AND r.rollout_id = k.rollout_id
         AND k.sequence_id = k.attempt_count AND b.status = 'running'
         AND k.rollout_status IN {_words(lifecycle.HEARTBEAT_ROLLOUT)}
 )
-SELECT g.ord, NOT EXISTS (SELECT FROM attempt a WHERE a.pair = g.pair) AS unknown
+SELECT g.ord, k.pair IS NULL AS unknown
 FROM given g LEFT JOIN attempt k ON k.pair = g.pair
     LEFT JOIN stored s ON s.rollout_id = k.rollout_id AND s.attempt_id = k.attempt_id AND s.span_id = g.span_id
 WHERE s.span_id IS NULL
@@ -295,8 +290,7 @@ _RETRIED: Final = """CASE WHEN strpos(k.retry_condition, '"' || k.status_after |
 UPDATE_ATTEMPTS: Final = HotStatement(
     "update_attempts",
     f"""
-WITH {_MOMENT},
-{_OWNER},
+WITH {_OWNER},
 given AS MATERIALIZED (
     SELECT * FROM unnest(
         CAST(:owners AS text[]), CAST(:attempt_id AS text[]), CAST(:status AS text[]), CAST(:worker_id AS text[]),
@@ -309,7 +303,7 @@ work AS MATERIALIZED (
         coalesce(k.new_worker, a.worker_id) AS worker_after,
         coalesce(k.new_heartbeat, a.last_heartbeat_time) AS heartbeat_after,
         coalesce(CAST(k.new_metadata AS json), a.metadata) AS metadata_after,
-        CASE WHEN k.new_status IN {_ENDED} THEN m.now ELSE a.end_time END AS end_after,
+        CASE WHEN k.new_status IN {_ENDED} THEN {_NOW} ELSE a.end_time END AS end_after,
         a.sequence_id = k.attempt_count AS latest
     FROM (
         SELECT o.rollout_id, o.status AS rollout_status, o.attempt_count, o.max_attempts, o.retry_condition, o.limited,
@@ -317,7 +311,7 @@ work AS MATERIALIZED (
             g.last_heartbeat_time AS new_heartbeat, g.metadata AS new_metadata
         FROM owner o JOIN given g ON g.rollout_id = o.rollout_id
         ORDER BY o.rollout_id
-    ) k CROSS JOIN moment m CROSS JOIN LATERAL (
+    ) k CROSS JOIN LATERAL (
         SELECT a.attempt_id, a.sequence_id, a.start_time, a.end_time, a.status, a.worker_id, a.last_heartbeat_time,
             a.metadata
         FROM attempts a
@@ -345,11 +339,11 @@ propagated AS (
     UPDATE rollouts r
     SET status = f.rollout_after,
         end_time = CASE WHEN f.rollout_after = f.rollout_status THEN r.end_time
-            WHEN f.rollout_after IN {_FINISHED} THEN m.now END,
+            WHEN f.rollout_after IN {_FINISHED} THEN {_NOW} END,
         queue_position = CASE WHEN f.rollout_after IN {_QUEUED}
             THEN coalesce(r.queue_position, nextval('rollouts_order')) END,
-        watch_at = CASE WHEN f.limited AND f.rollout_after IN {_ACTIVE} THEN m.now END
-    FROM follow f CROSS JOIN moment m
+        watch_at = CASE WHEN f.limited AND f.rollout_after IN {_ACTIVE} THEN {_NOW} END
+    FROM follow f
     WHERE r.partition_id = :partition AND r.rollout_id = ANY (CAST(:owners AS text[])) AND r.rollout_id = f.rollout_id
         AND f.latest AND (f.rollout_after <> f.rollout_status
             OR f.limited AND f.rollout_after IN {_ACTIVE}
@@ -360,7 +354,7 @@ tended AS (
         current_rollout_id, current_attempt_id)
     SELECT :partition, s.worker_id, nextval('workers_order'),
         {_case("s.last_status", lifecycle.WORKER_STATUS, "'unknown'")},
-        CASE WHEN s.any_busy THEN m.now END, CASE WHEN s.any_free THEN m.now END,
+        CASE WHEN s.any_busy THEN {_NOW} END, CASE WHEN s.any_free THEN {_NOW} END,
         CASE WHEN s.last_status IN {_BUSY} THEN s.last_rollout END,
         CASE WHEN s.last_status IN {_BUSY} THEN s.last_attempt END
     FROM (
@@ -372,7 +366,7 @@ tended AS (
         FROM follow f
         WHERE f.worker_after <> '' AND (f.new_worker <> '' OR f.new_status IS NOT NULL)
         GROUP BY f.worker_after
-    ) s CROSS JOIN moment m
+    ) s
     ORDER BY s.worker_id
     ON CONFLICT (partition_id, worker_id) DO UPDATE SET
         status = excluded.status,
@@ -404,11 +398,9 @@ RETURNING rollout_id, value
 BEAT_WORKERS: Final = HotStatement(
     "beat_workers",
     f"""
-WITH {_MOMENT}
 INSERT INTO workers AS w (partition_id, worker_id, seq, status, last_heartbeat_time, heartbeat_stats)
-SELECT :partition, g.worker_id, nextval('workers_order'), 'unknown', m.now, CAST(g.heartbeat_stats AS json)
+SELECT :partition, g.worker_id, nextval('workers_order'), 'unknown', {_NOW}, CAST(g.heartbeat_stats AS json)
 FROM unnest(CAST(:worker_id AS text[]), CAST(:heartbeat_stats AS text[])) g (worker_id, heartbeat_stats)
-    CROSS JOIN moment m
 ORDER BY g.worker_id COLLATE "C"
 ON CONFLICT (partition_id, worker_id) DO UPDATE SET
     last_heartbeat_time = excluded.last_heartbeat_time,

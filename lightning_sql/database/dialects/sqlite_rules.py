@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from sqlite3 import Cursor
 from typing import Any, Final, NamedTuple
 
@@ -43,10 +44,18 @@ __all__ = [
 ]
 
 
-_CHANGED: Final = ("status", "worker_id", "last_heartbeat_time", "metadata")
-"""What an attempt update may set: the last fields of `AttemptChange`."""
 _ROLLOUT_WIDTH: Final = len(ROLLOUT_COLUMNS)
 _ATTEMPT_WIDTH: Final = len(ATTEMPT_COLUMNS)
+_ATTEMPT_ID: Final = ATTEMPT_COLUMNS.index("attempt_id")
+_SEQUENCE_ID: Final = ATTEMPT_COLUMNS.index("sequence_id")
+_STATUS: Final = ATTEMPT_COLUMNS.index("status")
+_WORKER_ID: Final = ATTEMPT_COLUMNS.index("worker_id")
+_END_TIME: Final = ATTEMPT_COLUMNS.index("end_time")
+_CHANGED: Final = tuple(
+    (name, ATTEMPT_COLUMNS.index(name)) for name in ("status", "worker_id", "last_heartbeat_time", "metadata")
+)
+"""What an `AttemptChange` may set, and where it stands in an attempt's row."""
+_updated_fields: Final = itemgetter(*(ATTEMPT_COLUMNS.index(name) for name in statements.ATTEMPT_FIELDS))
 
 
 _json: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
@@ -261,31 +270,35 @@ class _AttemptUpdates:
 
     def add(self, change: AttemptChange, row: Row) -> AttemptChanged:
         """Work out a change of an attempt that was found."""
-        attempt: dict[str, Any] = dict(zip(ATTEMPT_COLUMNS, row, strict=False))
+        attempt = list(row[:_ATTEMPT_WIDTH])
         rowid, *state = row[_ATTEMPT_WIDTH:]
         rollout = RolloutState(*state)
-        changes = {
-            name: value for name, value in zip(_CHANGED, change[-len(_CHANGED) :], strict=True) if value is not None
-        }
-        attempt |= changes
+        changes: dict[str, Any] = {}
+        for name, index in _CHANGED:
+            value = getattr(change, name)
+            if value is not None:
+                changes[name] = attempt[index] = value
         if change.status in lifecycle.ATTEMPT_ENDED:
-            attempt["end_time"] = self._now
-        self._attempts.append((*(attempt[name] for name in statements.ATTEMPT_FIELDS), rowid))
+            attempt[_END_TIME] = self._now
+        self._attempts.append((*_updated_fields(attempt), rowid))
         status = rollout.status
-        if attempt["sequence_id"] == rollout.attempt_count:
-            status = self._follow(rollout, attempt, changes)
-        if attempt["worker_id"] and lifecycle.worker_follows(changes):
+        if attempt[_SEQUENCE_ID] == rollout.attempt_count:
+            status = self._follow(rollout, attempt[_STATUS], changes)
+        worker_id = attempt[_WORKER_ID]
+        if worker_id and lifecycle.worker_follows(changes):
             # Of several attempts of a worker the last one decides, but each leaves its times.
-            self._workers.setdefault(attempt["worker_id"], {}).update(
-                lifecycle.worker_sync(attempt["status"], attempt["rollout_id"], attempt["attempt_id"], self._now)
+            self._workers.setdefault(worker_id, {}).update(
+                lifecycle.worker_sync(attempt[_STATUS], change.rollout_id, attempt[_ATTEMPT_ID], self._now)
             )
-        return AttemptChanged(tuple(attempt.values()), status)
+        return AttemptChanged(tuple(attempt), status)
 
-    def _follow(self, rollout: RolloutState, attempt: Mapping[str, Any], changes: Mapping[str, Any]) -> RolloutStatus:
+    def _follow(
+        self, rollout: RolloutState, attempt_status: AttemptStatus, changes: Mapping[str, Any]
+    ) -> RolloutStatus:
         """Let a rollout follow its latest attempt."""
         status = lifecycle.status_after_attempt(
             rollout.status,
-            attempt["status"],
+            attempt_status,
             rollout.attempt_count,
             rollout.max_attempts,
             _retry_condition(rollout.retry_condition),
