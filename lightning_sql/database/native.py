@@ -22,6 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    cast,
     type_coerce,
 )
 
@@ -283,5 +284,10 @@ RESOURCES_COLUMNS: Final = ("resources_id", "create_time", "update_time", "versi
 
 def raw_columns(source: FromClause, names: Names[str]) -> list[ColumnElement[Any]]:
     """Columns of a table, or of a subquery over one, as they are stored: texts and payloads undecoded."""
-    columns = (source.c[name] for name in names)
-    return [type_coerce(column, Text) if isinstance(column.type, ExactText | Payload) else column for column in columns]
+    return [_raw(source.c[name]) for name in names]
+
+
+def _raw(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    if isinstance(column.type, Payload):
+        return cast(column, Text)  # not only here: a driver would decode JSON too
+    return type_coerce(column, Text) if isinstance(column.type, ExactText) else column

@@ -142,7 +142,7 @@ class Pages:
         statement = statement.order_by(*order_by(sort, table, item_type, inserted))
         found = await hot.fetch(self._window(statement, limit, offset))
         if found:
-            return [tuple(row)[1:] for row in found], found[0][0]
+            return [row[1:] for row in found], found[0][0]
         return [], await self._count(hot, table, where) if offset else 0
 
     def _where(self, table: Table, item_type: type[BaseModel], filter_: FilterOptions) -> ColumnElement[bool]:
@@ -219,16 +219,25 @@ class Pages:
     ) -> RowPage:
         wanted = CHUNK_ROWS if limit < 0 else min(limit, CHUNK_ROWS)
         chosen = None if statuses is None else self._heads(sort, statuses, wanted + offset)
+        # A list without a limit tells how long it is by its end, if it ends here.
+        counted = total and limit > 0
         count = select(func.count()).select_from(listing.table).where(where).scalar_subquery()
         chunk = await self._chunk(
-            hot, listing, where, sort, wanted, offset, total=count if total else None, chosen=chosen
+            hot, listing, where, sort, wanted, offset, total=count if counted else None, chosen=chosen
         )
         page = RowPage(chunk.rows, None)
+        so_far = offset + len(chunk.rows)
+        ended = len(chunk.rows) < wanted and not chunk.cut
         if total:
-            page.total = chunk.total if chunk.rows else await self._count(hot, listing.table, where) if offset else 0
-        if chunk.cut or (len(chunk.rows) == wanted != limit):
+            if counted and chunk.rows:
+                page.total = chunk.total
+            elif ended and (chunk.rows or not offset):
+                page.total = so_far
+            else:
+                page.total = await self._count(hot, listing.table, where)
+        if not ended and len(chunk.rows) != limit and (page.total is None or so_far < page.total):
             left = limit if limit < 0 else limit - len(chunk.rows)
-            page.rest = self._rest(hot, listing, where, sort, left, offset + len(chunk.rows), chunk)
+            page.rest = self._rest(hot, listing, where, sort, left, so_far, chunk)
         return page
 
     def _heads(self, sort: Sort | None, statuses: Sequence[str], most: int) -> FromClause | None:
@@ -274,7 +283,7 @@ class Pages:
         ordering = order_by(sort, window, listing.item_type)
         size = functools.reduce(operator.add, (self._dialect.stored_size(window.c[name]) for name in listing.payloads))
         running = func.sum(size).over(order_by=ordering, rows=(None, 0))
-        measured = select(window, func.count().over().label("many"), (running - size).label("before")).subquery()
+        measured = select(window, running.label("up_to"), (running - size).label("before")).subquery()
         columns = raw_columns(measured, listing.names)
         joined: FromClause = measured
         if table is ROLLOUTS:
@@ -282,7 +291,7 @@ class Pages:
         statement = (
             select(
                 literal_column("NULL", Integer()) if total is None else total,
-                measured.c.many,
+                measured.c.up_to,
                 measured.c[SEQ],
                 *columns,
             )
@@ -293,7 +302,8 @@ class Pages:
         found = await hot.fetch(statement)
         if not found:
             return _Chunk([], 0, False, 0)
-        return _Chunk([tuple(row)[3:] for row in found], found[0][0], found[0][1] > len(found), found[-1][2])
+        cut = len(found) < limit and found[-1][1] >= CHUNK_BYTES
+        return _Chunk([row[3:] for row in found], found[0][0], cut, found[-1][2])
 
     def _with_attempts(
         self, rollouts: FromClause, columns: list[ColumnElement[Any]]
@@ -359,6 +369,6 @@ class Pages:
             some = wanted[begin : begin + CHUNK_ROWS].tolist()
             among = self._dialect.within(table.c[SEQ], some, FieldKind.INTEGER)
             chunk = await self._chunk(hot, listing, and_(where, among), sort, CHUNK_ROWS)
-            begin += len(chunk.rows) if chunk.cut else len(some)
+            begin += some.index(chunk.seq) + 1 if chunk.cut else len(some)
             if chunk.rows:
                 yield chunk.rows

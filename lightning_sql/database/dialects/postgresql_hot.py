@@ -236,7 +236,7 @@ class PostgreSQLHotPath(HotPath):
         instant: float = found[0][-1]
         rows = [tuple(row) for row in found if row[0] is not None]
         if rows:
-            self._front.seen(rows[0][_ROLLOUT_WIDTH + 3])
+            self._front.seen(rows[0][_ROLLOUT_WIDTH + 2])
         given: list[list[Row]] = []
         begin = 0
         for claim in claims:

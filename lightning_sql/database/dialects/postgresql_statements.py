@@ -17,12 +17,16 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, Final
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import Table, TextClause, text
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 
 from lightning_sql import lifecycle
 from lightning_sql.database.dialects.hot import SpanDraft
 from lightning_sql.database.native import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, WORKER_COLUMNS
+from lightning_sql.database.native import ATTEMPTS as ATTEMPTS_TABLE
+from lightning_sql.database.native import ROLLOUTS as ROLLOUTS_TABLE
+from lightning_sql.database.native import WORKERS as WORKERS_TABLE
+from lightning_sql.database.types import Payload
 from lightning_sql.records import ATTEMPT_ACTIVE, ROLLOUT_ACTIVE, ROLLOUT_FINISHED, ROLLOUT_QUEUED
 
 __all__ = [
@@ -73,6 +77,14 @@ def _case(value: str, table: Mapping[Any, Any], otherwise: str) -> str:
 
 def _columns(alias: str, names: Iterable[str]) -> str:
     return ", ".join(f"{alias}.{name}" for name in names)
+
+
+def _texts(alias: str, table: Table, names: Iterable[str]) -> str:
+    """Columns with payloads as text, which the driver need not decode."""
+    return ", ".join(
+        f"CAST({alias}.{name} AS text) AS {name}" if isinstance(table.c[name].type, Payload) else f"{alias}.{name}"
+        for name in names
+    )
 
 
 _QUEUED: Final = _words(ROLLOUT_QUEUED)
@@ -132,24 +144,25 @@ WITH front AS MATERIALIZED (
     ORDER BY queue_position LIMIT :most
     FOR UPDATE SKIP LOCKED
 ),
-picked AS MATERIALIZED (SELECT rollout_id, queue_position, row_number() OVER (ORDER BY queue_position) AS n FROM front),
 claimed AS (
     UPDATE rollouts r
     SET status = 'preparing', end_time = NULL, queue_position = NULL, attempt_count = r.attempt_count + 1,
         watch_at = {_NOW} + least(r.timeout_seconds, r.unresponsive_seconds)
-    FROM picked k
     WHERE r.partition_id = :partition AND r.rollout_id = ANY (ARRAY(SELECT rollout_id FROM front))
-        AND r.rollout_id = k.rollout_id
-    RETURNING {_columns("r", ROLLOUT_COLUMNS)}, (CAST(:attempt_ids AS text[]))[k.n] AS attempt_id, r.attempt_count,
-        (CAST(:slot_workers AS text[]))[k.n] AS worker_id, k.n, k.queue_position AS place
+    RETURNING {_columns("r", ROLLOUT_COLUMNS)}, r.attempt_count,
+        array_position(ARRAY(SELECT rollout_id FROM front), r.rollout_id) AS n
+),
+given AS MATERIALIZED (
+    SELECT c.*, (CAST(:attempt_ids AS text[]))[c.n] AS attempt_id, (CAST(:slot_workers AS text[]))[c.n] AS worker_id
+    FROM claimed c
 ),
 begun AS (
     INSERT INTO attempts (partition_id, rollout_id, attempt_id, sequence_id, status, worker_id, start_time)
     SELECT :partition, c.rollout_id, c.attempt_id, c.attempt_count, 'preparing', c.worker_id, {_NOW}
-    FROM claimed c
+    FROM given c
 ),
 served AS (
-    SELECT DISTINCT ON (worker_id) worker_id, rollout_id, attempt_id FROM claimed
+    SELECT DISTINCT ON (worker_id) worker_id, rollout_id, attempt_id FROM given
     WHERE worker_id IS NOT NULL ORDER BY worker_id, n DESC
 ),
 tended AS (
@@ -170,8 +183,9 @@ tended AS (
         current_rollout_id = coalesce(excluded.current_rollout_id, w.current_rollout_id),
         current_attempt_id = coalesce(excluded.current_attempt_id, w.current_attempt_id)
 )
-SELECT {_columns("c", ROLLOUT_COLUMNS)}, c.attempt_id, c.attempt_count, c.n, c.place, {_NOW}
-FROM (SELECT) one LEFT JOIN claimed c ON true
+SELECT {_texts("c", ROLLOUTS_TABLE, ROLLOUT_COLUMNS)}, c.attempt_id, c.attempt_count,
+    (SELECT min(queue_position) FROM front), {_NOW}
+FROM (SELECT) one LEFT JOIN given c ON true
 ORDER BY c.n
 """,
 )
@@ -376,7 +390,7 @@ tended AS (
         current_attempt_id = excluded.current_attempt_id
 )
 SELECT f.rollout_id, f.attempt_id, f.sequence_id, f.start_time, f.end_after, f.status_after, f.worker_after,
-    f.heartbeat_after, f.metadata_after, f.rollout_after, g.ord,
+    f.heartbeat_after, CAST(f.metadata_after AS text), f.rollout_after, g.ord,
     -- The latest attempt began after this statement did, so it cannot be seen yet.
     f.ord IS NULL AND g.attempt_id IS NULL AND coalesce(o.attempt_count > 0, false) AS unseen
 FROM given g LEFT JOIN follow f ON f.ord = g.ord LEFT JOIN owner o ON o.rollout_id = g.rollout_id
@@ -405,7 +419,7 @@ ORDER BY g.worker_id COLLATE "C"
 ON CONFLICT (partition_id, worker_id) DO UPDATE SET
     last_heartbeat_time = excluded.last_heartbeat_time,
     heartbeat_stats = coalesce(excluded.heartbeat_stats, w.heartbeat_stats)
-RETURNING {_columns("w", WORKER_COLUMNS)}
+RETURNING {_texts("w", WORKERS_TABLE, WORKER_COLUMNS)}
 """,
 )
 
@@ -414,7 +428,7 @@ def _rollouts(name: str, condition: str) -> HotStatement:
     return HotStatement(
         name,
         f"""
-SELECT {_columns("r", ROLLOUT_COLUMNS)}, {_columns("a", ATTEMPT_COLUMNS)}
+SELECT {_texts("r", ROLLOUTS_TABLE, ROLLOUT_COLUMNS)}, {_texts("a", ATTEMPTS_TABLE, ATTEMPT_COLUMNS)}
 FROM rollouts r LEFT JOIN LATERAL (
     SELECT {_columns("b", ATTEMPT_COLUMNS)} FROM attempts b
     WHERE b.partition_id = :partition AND b.rollout_id = r.rollout_id AND b.sequence_id = r.attempt_count LIMIT 1

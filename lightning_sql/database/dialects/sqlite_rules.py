@@ -371,10 +371,14 @@ def _save_workers(cursor: Cursor, partition: str, workers: Mapping[str, Mapping[
 def beat_workers(cursor: Cursor, partition: str, beats: Sequence[WorkerBeat], now: float | None) -> list[Row]:
     """`HotPath.beat_workers`."""
     time_ = _time(now)
-    return [
-        cursor.execute(statements.BEAT_WORKER, (partition, beat.worker_id, time_, beat.heartbeat_stats)).fetchone()
-        for beat in beats
-    ]
+    cursor.executemany(
+        statements.BEAT_WORKER, [(partition, beat.worker_id, time_, beat.heartbeat_stats) for beat in beats]
+    )
+    worker_ids = [beat.worker_id for beat in beats]
+    rows: dict[int, Row] = {
+        row[0]: row[1:] for row in cursor.execute(statements.WORKERS_BY_ID, (_json(worker_ids), partition))
+    }
+    return [rows[place] for place in range(len(beats))]
 
 
 def rollouts(cursor: Cursor, partition: str, rollout_ids: Sequence[str], *, finished: bool) -> list[Row]:

@@ -36,6 +36,7 @@ __all__ = [
     "UPDATE_ATTEMPT",
     "UPDATE_ROLLOUT",
     "WATCH_ROLLOUT",
+    "WORKERS_BY_ID",
     "WORKER_STATUS",
     "RolloutState",
     "worker_statements",
@@ -157,7 +158,11 @@ INSERT INTO workers (partition_id, worker_id, seq, status, last_heartbeat_time, 
 VALUES (?, ?, {_next_order("workers")}, 'unknown', ?, ?)
 ON CONFLICT (partition_id, worker_id) DO UPDATE SET last_heartbeat_time = excluded.last_heartbeat_time,
     heartbeat_stats = coalesce(excluded.heartbeat_stats, heartbeat_stats)
-RETURNING {", ".join(WORKER_COLUMNS)}
+"""
+# RETURNING would give whole seconds as integers.
+WORKERS_BY_ID: Final = f"""
+SELECT given.key, {_columns(WORKER_COLUMNS, "w")}
+FROM json_each(?) AS given CROSS JOIN workers AS w ON w.partition_id = ? AND w.worker_id = given.value
 """
 
 ROLLOUTS_BY_ID: Final = f"""
