@@ -46,6 +46,10 @@ test: $(VENV)/.dev ## run the whole test suite, on real PostgreSQL and SQLite
 test-fast: $(VENV)/.dev ## run the tests that are not marked slow (under a minute)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not slow" $(ARGS)
 
+.PHONY: bench
+bench: $(VENV)/.dev ## measure against the upstream server and write docs/performance.md (ARGS="--quick" looks only)
+	$(BIN)/python -m bench.compare $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.dev ## ruff, pyright and the import rules
 	$(BIN)/ruff check .
@@ -64,6 +68,7 @@ lock: $(VENV)/.dev ## write the requirements files anew (ARGS="--upgrade" for ne
 	$(COMPILE) $(ARGS) --group build -c requirements.txt -o requirements-build.txt
 	$(COMPILE) $(ARGS) pyproject.toml --group dev -c requirements.txt -c requirements-build.txt -o requirements-dev.txt
 	$(COMPILE) $(ARGS) --no-deps requirements-upstream.in -o requirements-upstream.txt
+	$(COMPILE) $(ARGS) -c requirements-dev.txt bench/requirements.in -o bench/requirements.txt
 
 .PHONY: clean
 clean: ## remove .venv and what the tools leave behind (databases stay)

@@ -1,0 +1,1 @@
+"""Measures this store side by side with others: `python -m bench.compare`."""

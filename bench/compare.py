@@ -1,0 +1,169 @@
+"""`python -m bench.compare`: this store beside the upstream server, PGQueuer and the bare database, in one run."""
+
+# rich_click leaves out a type parameter of click's.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import rich_click as click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench import document
+from bench.databases import data_folder, postgres
+from bench.machine import after, describe
+from bench.measure import measure, steps
+from bench.peer import peer_python
+from bench.plan import Plan
+from bench.processes import ROOT, BenchError
+from bench.report import show
+from bench.results import Samples, figures_of
+from bench.scale import FULL, QUICK, Scale
+from bench.scenarios import Choice, chosen_kinds, whole_plan
+from bench.servers import OURS, UPSTREAM, Places
+
+EXIT_FAILED_CALLS: Final = 1
+EXIT_CANNOT_RUN: Final = 2
+WIDTH: Final = 150
+"""Of what is written into a file or a pipe."""
+DOCUMENT: Final = ROOT / "docs" / "performance.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says."""
+
+    drivers: tuple[str, ...]
+    targets: str
+    rounds: int | None
+    quick: bool
+    only: tuple[str, ...]
+    postgres_url: str | None
+    data_dir: Path | None
+    peer: bool
+    peer_venv: Path
+    json_file: Path | None
+    docs: Path | None
+
+    def scale(self) -> Scale:
+        """How much is measured."""
+        scale = QUICK if self.quick else FULL
+        return replace(scale, rounds=self.rounds) if self.rounds else scale
+
+    def plan(self) -> Plan:
+        """What is measured.
+
+        Raises:
+            BenchError: nothing is, or a target does not exist.
+        """
+        try:
+            kinds = chosen_kinds(self.targets)
+        except ValueError as error:
+            raise BenchError(f"--targets: {error}") from None
+        plan = whole_plan(Choice(kinds, self.drivers, self.peer, self.scale())).only(self.only)
+        if not plan.metrics:
+            raise BenchError(f"no metric matches {', '.join(self.only)}")
+        return plan
+
+    def document(self) -> Path | None:
+        """Where the document goes: a run of a part of it would leave out the rest, so that one is asked for."""
+        whole = not self.quick and not self.only and self.peer and set(self.targets.split(",")) == set(OURS)
+        return self.docs or (DOCUMENT if whole and set(self.drivers) == {"lean", UPSTREAM} else None)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--driver", "drivers", multiple=True, type=click.Choice(["lean", UPSTREAM]), help="Repeatable (both).")
+@click.option("--targets", default=",".join(OURS), metavar="LIST", help=f"Of ours: {', '.join(OURS)} (all).")
+@click.option("--rounds", type=click.IntRange(1), metavar="N", help="How often each is measured (3; quick: 1).")
+@click.option("--quick", is_flag=True, help="Fewer calls, smaller databases: a look in under two minutes.")
+@click.option("--only", multiple=True, metavar="GLOB", help="Only the metrics with such names. Repeatable.")
+@click.option("--postgres", "postgres_url", metavar="URL", help="A PostgreSQL to create databases on (one of its own).")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where databases go, on a disk (temporary folder).")
+@click.option("--peer/--no-peer", default=True, help="Whether to measure the upstream server and PGQueuer too (yes).")
+@click.option("--peer-venv", type=click.Path(path_type=Path), default=ROOT / ".bench-peer", help="Their environment.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the figures there.")
+@click.option(
+    "--docs",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the document there (docs/performance.md, if it is a whole run).",
+)
+def main(**given: Any) -> None:
+    """Measure this store side by side with others, and say how many times faster it is."""
+    given["drivers"] = tuple(dict.fromkeys(given["drivers"])) or ("lean", UPSTREAM)
+    options = Options(**given)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        failed = run(options, console)
+    except BenchError as error:
+        console.print(f"bench.compare: {error}", style="red", highlight=False, markup=False)
+        sys.exit(EXIT_CANNOT_RUN)
+    except KeyboardInterrupt:
+        console.print("interrupted; every process has been stopped")
+        sys.exit(128 + signal.SIGINT)
+    if failed:
+        console.print(f"{failed} calls or checks failed: no figure of this run counts", style="bold red")
+        sys.exit(EXIT_FAILED_CALLS)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def run(options: Options, console: Console) -> int:
+    """Measure, print and write; returns how many calls failed.
+
+    Raises:
+        BenchError: it cannot be done.
+    """
+    plan = options.plan()
+    scale = options.scale()
+    folder = data_folder(options.data_dir)
+    with contextlib.ExitStack() as stack:
+        python = None
+        if options.peer or UPSTREAM in options.drivers:
+            with console.status(f"the upstream server's environment, {options.peer_venv}"):
+                python = peer_python(options.peer_venv.resolve())
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lightning-bench-", dir=folder)))
+        needs_postgres = any(target.kind == "postgres" for one in plan.works for target in plan.targets_of(one))
+        engine = stack.enter_context(postgres(options.postgres_url, folder)) if needs_postgres else None
+        machine = describe(work, engine)
+        console.print(*machine.lines(), f"databases below {folder}", sep="\n", highlight=False)
+        started = time.monotonic()
+        samples = _measured(plan, scale, Places(work, engine, python), console)
+        machine = after(machine, work)
+    figures = figures_of(plan.metrics, samples)
+    show(console, figures, samples, time.monotonic() - started)
+    if options.json_file is not None:
+        written = {figure.name: figure.as_json() for figure in figures}
+        options.json_file.write_text(json.dumps(written, indent=1) + "\n")
+    if (path := options.document()) is not None and not samples.failed:
+        document.write(path, machine, figures, samples, scale.rounds)
+        console.print(f"written: {path}", highlight=False)
+    return samples.failed
+
+
+def _measured(plan: Plan, scale: Scale, places: Places, console: Console) -> Samples:
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=steps(plan, scale.rounds))
+
+        def progress(what: str, done: int) -> None:
+            bar.update(task, advance=done, description=what or None)
+
+        return measure(plan, scale, places, progress)
+
+
+if __name__ == "__main__":
+    main()
