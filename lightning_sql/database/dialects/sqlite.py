@@ -38,6 +38,7 @@ _PRAGMAS: Final = {
     "synchronous": "FULL",  # in WAL mode, only FULL syncs before a commit is acknowledged
     "cache_size": "-65536",
     "temp_store": "MEMORY",
+    "wal_autocheckpoint": "4000",  # pages: a checkpoint costs two syncs, and writes a page that changed often once
 }
 _SYNCHRONOUS: Final = ("FULL", "NORMAL", "EXTRA")
 

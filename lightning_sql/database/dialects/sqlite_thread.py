@@ -367,13 +367,16 @@ class Threads:
     def _serve_reads(self) -> None:
         seat = _Seat(self._file, BEGIN_READ, {**self._pragmas, "query_only": "ON"}, self._classify)
         while self._serve_read(seat, self._reads.get()):
-            self._idle.release()
+            pass
         seat.close()
 
     def _serve_read(self, seat: _Seat, job: _Job | None) -> bool:
-        if job is not None:
-            _deliver(job.loop, [seat.answer(job)])
-        return job is not None
+        if job is None:
+            return False
+        answer = seat.answer(job)
+        self._idle.release()  # first, so that who asks again at once finds this thread free
+        _deliver(job.loop, [answer])
+        return True
 
 
 _lock = threading.Lock()
