@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from lightning_sql.errors import UnstorableValueError
 
-__all__ = ["NESTING_LIMIT", "TOO_DEEP", "copied", "rebuilt"]
+__all__ = ["NESTING_LIMIT", "TOO_DEEP", "copied", "deeper_than", "rebuilt"]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -46,6 +46,22 @@ def rebuilt(value: Any, leaf: Callable[[Any], Any], name: Callable[[str], str] =
             target[place] = built = [None] * len(members)
         pending.extend((item, built, k, depth + 1) for k, item in members)
     return result[0]
+
+
+def deeper_than(value: Any, limit: int) -> bool:
+    """Whether lists and objects nest more than `limit` levels deep in a JSON value."""
+    level: list[Any] = [value]
+    for _ in range(limit):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(cast(dict[str, Any], item).values())
+            elif isinstance(item, list):
+                below.extend(cast(list[Any], item))
+        level = [item for item in below if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _is_shared(value: Any) -> bool:

@@ -22,6 +22,7 @@ from lightning_api.operations import Endpoint, Operation, Service
 from lightning_api.replies import Reply
 from lightning_api.routes import OPERATIONS
 from lightning_api.settings import Settings
+from lightning_api.shortcuts import Shortcuts
 from lightning_sql.errors import LightningError
 from lightning_sql.store.factory import open_store
 from lightning_sql.store.interface import LightningStore
@@ -51,7 +52,10 @@ def create_app(settings: Settings, store: LightningStore | None = None) -> Lites
         logging_config=None,
     )
     app.state["service"] = service
-    app.asgi_handler = Edge(app.asgi_handler, cors_origins=settings.cors_origins, token=settings.token)
+    hot = {declared.name: Endpoint(declared, service) for declared in OPERATIONS if declared.hot}
+    app.asgi_handler = Edge(
+        app.asgi_handler, Shortcuts(OPERATIONS, hot), cors_origins=settings.cors_origins, token=settings.token
+    )
     return app
 
 

@@ -56,6 +56,7 @@ class Problem(TypedDict):
     title: str
     status: int
     detail: str
+    errors: NotRequired[list[SchemaViolation]]
 
 
 _FAILURES: Final[dict[int, tuple[str, str, Any]]] = {
@@ -145,7 +146,10 @@ def _described(declared: Operation, schemas: _Schemas, settings: Settings) -> di
         optional = declared.source.default is not None
         described["requestBody"] = {
             "required": not optional,
-            "content": {"application/json": {"schema": {"anyOf": [schema, {"type": "null"}]} if optional else schema}},
+            "content": {
+                "application/json": {"schema": {"anyOf": [schema, {"type": "null"}]} if optional else schema},
+                **{media_type: {"schema": more} for media_type, more in declared.source.more_types.items()},
+            },
         }
     elif isinstance(declared.source, QueryString):
         described["parameters"] += _query_parameters(schemas.resolved(f"{declared.name} reads"))
@@ -193,7 +197,7 @@ def _responses(declared: Operation, schemas: _Schemas, settings: Settings) -> di
         schema: dict[str, Any] = schemas.of(failure.__name__)
         if declared.media_type != "application/json" and status != 401:
             media_type, schema = declared.media_type, {"type": "string", "format": "binary"}
-        elif declared.name == "readyz":
+        elif declared.problems and status != 401:
             media_type, schema = "application/problem+json", schemas.of("Problem")
         responses[str(status)] = {"description": description, "content": {media_type: {"schema": schema}}}
     return responses
@@ -202,7 +206,7 @@ def _responses(declared: Operation, schemas: _Schemas, settings: Settings) -> di
 def _possible_failures(declared: Operation, settings: Settings) -> set[int]:
     statuses = set(declared.errors)
     if isinstance(declared.source, JsonBody):
-        statuses |= {400, 413, 422}
+        statuses |= {413, 422} if declared.problems else {400, 413, 422}
     elif isinstance(declared.source, QueryString):
         statuses |= {422}
     elif declared.media_type != "application/json":

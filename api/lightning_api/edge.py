@@ -9,6 +9,7 @@ from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from lightning_api.replies import Reply
+from lightning_api.shortcuts import Shortcuts
 
 __all__ = ["UNGUARDED", "Edge", "is_known_path"]
 
@@ -36,12 +37,14 @@ class Edge:
 
     Args:
         app: what is behind it.
+        shortcuts: what of that can be reached directly.
         cors_origins: the origins whose pages may call, with credentials; `*` is any, none turns CORS off.
         token: the bearer token to ask for, or None.
     """
 
-    def __init__(self, app: ASGIApp, *, cors_origins: tuple[str, ...], token: str | None) -> None:
+    def __init__(self, app: ASGIApp, shortcuts: Shortcuts, *, cors_origins: tuple[str, ...], token: str | None) -> None:
         self._app = app
+        self._shortcuts = shortcuts
         self._cors = bool(cors_origins)
         self._any_origin = "*" in cors_origins
         self._origins = frozenset(origin.encode() for origin in cors_origins)
@@ -61,7 +64,7 @@ class Edge:
             send = _with_headers(send, _cors_headers(origin) if allowed else [(b"vary", b"Origin")])
         reply = self._refusal(request)
         if reply is None:
-            await self._app(scope, receive, send)
+            await (self._shortcuts.find(request) or self._app)(scope, receive, send)
         else:
             await reply.send(send)
 

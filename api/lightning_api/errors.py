@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 from litestar.exceptions import HTTPException
 from pydantic import ValidationError
 
-from lightning_api.payloads import MalformedJsonError, UndecodableBodyError
+from lightning_api.payloads import MalformedJsonError, UndecodableBodyError, encode_json
 from lightning_api.replies import Reply
 from lightning_sql.errors import (
     DatabaseUnavailableError,
@@ -19,7 +20,15 @@ from lightning_sql.errors import (
     UnstorableValueError,
 )
 
-__all__ = ["BodyTooLargeError", "InvalidPartError", "reply_to_error", "status_and_reason"]
+__all__ = [
+    "BodyTooLargeError",
+    "InvalidPartError",
+    "problem",
+    "problem_of",
+    "rejection",
+    "reply_to_error",
+    "status_and_reason",
+]
 
 logger: Final = logging.getLogger(__name__)
 
@@ -51,6 +60,14 @@ class InvalidPartError(Exception):
     def of(cls, part: str, error: ValidationError) -> InvalidPartError:
         """The same problem, as it is told to the caller."""
         return cls(part, error.errors(include_url=False))
+
+
+def rejection(error: ValidationError) -> str:
+    """The first problem of a record, in one line."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(step) for step in first["loc"])
+    reason: str = _bounded(f"{place}: {first['msg']}" if place else first["msg"])
+    return reason
 
 
 def _detail(part: str, error: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,14 +131,7 @@ def reply_to_error(error: Exception) -> Reply:
     if isinstance(error, InvalidPartError):
         return Reply.json(422, {"detail": error.details})
     if isinstance(error, MalformedJsonError):
-        detail = {
-            "type": "json_invalid",
-            "loc": ["body", error.position],
-            "msg": "JSON decode error",
-            "input": {},
-            "ctx": {"error": error.reason},
-        }
-        return Reply.json(422, {"detail": [detail]})
+        return Reply.json(422, {"detail": [_malformed(error)]})
     status, reason = status_and_reason(error)
     content: dict[str, Any] = {"detail": reason}
     headers: dict[str, str] = {}
@@ -141,6 +151,40 @@ def reply_to_error(error: Exception) -> Reply:
     return Reply.json(status, content, headers)
 
 
+def _malformed(error: MalformedJsonError) -> dict[str, Any]:
+    return {
+        "type": "json_invalid",
+        "loc": ["body", error.position],
+        "msg": "JSON decode error",
+        "input": {},
+        "ctx": {"error": error.reason},
+    }
+
+
 def _allowed(error: HTTPException) -> str:
     methods = (error.headers or {}).get("allow", "").split(", ")
     return ", ".join(sorted(method for method in methods if method != "OPTIONS"))
+
+
+def problem(status: int, detail: str, *, errors: Sequence[Any] | None = None) -> Reply:
+    """A failure as problem details (RFC 9457), with what is wrong with the request in `errors`."""
+    content: dict[str, Any] = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+    }
+    if errors is not None:
+        content["errors"] = errors
+    retry = ((b"retry-after", b"1"),) if status == 503 else ()
+    return Reply(status, encode_json(content), ((b"content-type", b"application/problem+json"), *retry))
+
+
+def problem_of(error: Exception) -> Reply:
+    """The answer to a failure on the routes that are not the protocol's."""
+    if isinstance(error, InvalidPartError):
+        return problem(422, str(error), errors=error.details)
+    if isinstance(error, MalformedJsonError):
+        return problem(422, f"the body cannot be read as JSON: {error.reason}", errors=[_malformed(error)])
+    status, reason = status_and_reason(error)
+    return problem(status, reason)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from lightning_sql.errors import InvalidRequestError
 from lightning_sql.records import (
@@ -17,6 +17,7 @@ from lightning_sql.records import (
     RolloutMode,
     RolloutStatus,
     Seconds,
+    Span,
     WorkerStatus,
 )
 from lightning_sql.store.interface import FilterLogic, SortOrder
@@ -25,17 +26,25 @@ __all__ = [
     "AttemptQuery",
     "AttemptUpdate",
     "DequeueRequest",
+    "DuplicateSpan",
     "EnqueueRequest",
+    "Listing",
     "NextSequenceRequest",
     "Page",
+    "RejectedSpan",
     "ResourcesQuery",
+    "RolloutListing",
     "RolloutQuery",
     "RolloutUpdate",
     "SequenceNumber",
+    "SpanList",
+    "SpanListing",
     "SpanQuery",
+    "SpansReceipt",
     "StartAttemptRequest",
     "StartRolloutRequest",
     "Statistics",
+    "StoredSpan",
     "WaitRequest",
     "WorkerQuery",
     "WorkerUpdate",
@@ -166,6 +175,12 @@ class RolloutQuery(Page):
     filter_logic: FilterLogic = "and"
 
 
+class RolloutListing(RolloutQuery):
+    """Filters of rollouts, and whether all that match are counted."""
+
+    total: bool = True
+
+
 class AttemptQuery(Page):
     """How to list attempts: by their number, unless another order is asked for."""
 
@@ -187,6 +202,61 @@ class SpanQuery(Page):
     name_contains: str | None = None
     filter_logic: FilterLogic = "and"
     sort_by: str | None = "sequence_id"
+
+
+class SpanListing(SpanQuery):
+    """Filters of spans, and whether all that match are counted."""
+
+    total: bool = True
+
+
+class Listing(BaseModel, Generic[T]):
+    """A page of records."""
+
+    items: list[T]
+    limit: int
+    """As requested; -1 is unlimited."""
+    offset: int
+    total: int | None
+    """How many records match, before paging; null if they were not counted."""
+
+
+class SpanList(BaseModel):
+    """Spans of any attempts."""
+
+    spans: list[Span]
+
+
+class StoredSpan(BaseModel):
+    """The span is stored."""
+
+    status: Literal["stored"]
+    sequence_id: int
+
+
+class DuplicateSpan(BaseModel):
+    """The span was stored before; it stays as it was."""
+
+    status: Literal["duplicate"]
+
+
+class RejectedSpan(BaseModel):
+    """The span does not fit its schema, or there is no such attempt."""
+
+    status: Literal["rejected"]
+    reason: str
+
+
+SpanResult: TypeAlias = Annotated[StoredSpan | DuplicateSpan | RejectedSpan, Field(discriminator="status")]
+
+
+class SpansReceipt(BaseModel):
+    """What became of each of some spans, in their order."""
+
+    results: list[SpanResult]
+    stored: int
+    duplicates: int
+    rejected: int
 
 
 class ResourcesQuery(Page):

@@ -2,25 +2,29 @@
 
 Litestar routes to an operation; the endpoint itself is bare ASGI. Litestar's own per-request
 machinery would cost about as much as the work of a call, and the protocol's bodies, nulls and errors
-are not the ones that it would produce.
+are not the ones that it would produce. An operation may have a lean way besides, from the bytes of a
+body to rows of the store and back, for requests that are as clients write them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
 from litestar.types import HTTPScope, Receive, Scope, Send
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from lightning_api.compression import COMPRESS_BYTES, CompressionPolicy
 from lightning_api.errors import BodyTooLargeError, InvalidPartError, reply_to_error
 from lightning_api.payloads import decode_json, encode_json
-from lightning_api.replies import Reply
+from lightning_api.replies import JSON_HEADERS, Reply, Stream
+from lightning_api.sending import send_large, send_stream
 from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.records import Identifier
 from lightning_sql.store.interface import LightningStore
+from lightning_sql.store.row_store import RowStore
 
 if TYPE_CHECKING:
     from lightning_api.settings import Settings
@@ -31,6 +35,7 @@ __all__ = [
     "ClientGoneError",
     "Endpoint",
     "JsonBody",
+    "Lean",
     "Nothing",
     "Operation",
     "QueryString",
@@ -63,6 +68,10 @@ class Service:
     current_store: LightningStore | None = None
     draining: bool = False
     """Whether the server is about to stop."""
+    compression: CompressionPolicy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.compression = CompressionPolicy(self.settings)
 
     @property
     def store(self) -> LightningStore:
@@ -85,12 +94,13 @@ class Service:
 class Call:
     """One request."""
 
-    __slots__ = ("_receive", "path", "scope", "service")
+    __slots__ = ("_body", "_receive", "path", "scope", "service")
 
     def __init__(self, service: Service, scope: HTTPScope, receive: Receive, path: Mapping[str, str]) -> None:
         self.service = service
         self.scope = scope
         self._receive = receive
+        self._body: bytes | None = None
         self.path = path
 
     @property
@@ -105,12 +115,15 @@ class Call:
                 return value
         return None
 
+    @property
+    def exact(self) -> bool:
+        """Whether the caller asks for `floats=exact`."""
+        accepted = self.header(b"accept")
+        return accepted is not None and EXACT_FLOATS in accepted
+
     def reply(self, status: int, answer: Any) -> Reply:
         """The answer in JSON: valid to the letter, unless the caller asks for `floats=exact`."""
-        accepted = self.header(b"accept")
-        if accepted is not None and EXACT_FLOATS in accepted:
-            return Reply(status, encode_json(answer, exact=True), ((b"content-type", b"application/json"),))
-        return Reply.json(status, answer)
+        return Reply(status, encode_json(answer, exact=self.exact), JSON_HEADERS)
 
     async def body(self) -> bytes:
         """The whole request body.
@@ -119,6 +132,16 @@ class Call:
             BodyTooLargeError: it is larger than the service accepts.
             ClientGoneError: it never arrived in full.
         """
+        if self._body is None:
+            self._body = await self._read_body()
+        return self._body
+
+    async def plain_body(self) -> bytes | None:
+        """The request body if it is declared as JSON, or empty; else None. Raises as `body` does."""
+        body = await self.body()
+        return body if not body or is_json(self.header(b"content-type")) else None
+
+    async def _read_body(self) -> bytes:
         limit = self.service.settings.body_limit
         announced = self.header(b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > limit:
@@ -198,11 +221,19 @@ class JsonBody(Generic[T]):
     Args:
         schema: the type it must have.
         default: makes what stands for an absent or null body; without it the body is required.
+        more_types: the schemas of the other media types in which it may be written.
     """
 
-    def __init__(self, schema: Any, *, default: Callable[[], T] | None = None) -> None:
+    def __init__(
+        self,
+        schema: Any,
+        *,
+        default: Callable[[], T] | None = None,
+        more_types: Mapping[str, dict[str, Any]] | None = None,
+    ) -> None:
         self.schema = schema
         self.default = default
+        self.more_types = more_types or {}
         self._adapter: TypeAdapter[T] = TypeAdapter(schema)
 
     async def read(self, call: Call) -> T:
@@ -212,7 +243,7 @@ class JsonBody(Generic[T]):
             if self.default is not None:
                 return self.default()
             raise InvalidPartError("body", [{"type": "missing", "loc": (), "msg": "Field required", "input": None}])
-        value = decode_json(raw) if _is_json(call.header(b"content-type")) else _OPAQUE
+        value = decode_json(raw) if is_json(call.header(b"content-type")) else _OPAQUE
         if value is None and self.default is not None:
             return self.default()
         try:
@@ -253,13 +284,18 @@ class QueryString(Generic[M]):
             raise InvalidPartError("query", cast(list[dict[str, Any]], details)) from None
 
 
-def _is_json(content_type: bytes | None) -> bool:
+def is_json(content_type: bytes | None) -> bool:
+    """Whether a content type declares JSON."""
     if content_type == b"application/json":
         return True
     if content_type is None:
         return False
     main, _, sub = content_type.partition(b";")[0].strip().lower().partition(b"/")
     return main == b"application" and (sub == b"json" or sub.endswith(b"+json"))
+
+
+Lean: TypeAlias = Callable[[Call, RowStore], Awaitable[Reply | None]]
+"""Answers a request from rows, or gives None where the handler must look at it; until then nothing has happened."""
 
 
 def _to_error(_call: Call, error: Exception) -> Reply:
@@ -286,6 +322,12 @@ class Operation:
     tag: str = "store"
     to_error: Callable[[Call, Exception], Reply] = _to_error
     media_type: str = "application/json"
+    lean: Lean | None = None
+    """The shorter way of most requests, where the store has rows."""
+    problems: bool = False
+    """Whether failures are answered as problem details."""
+    hot: bool = False
+    """Whether it is called so often that finding its route is worth a shortcut."""
 
 
 def operation(
@@ -299,6 +341,9 @@ def operation(
     tag: str = "store",
     to_error: Callable[[Call, Exception], Reply] = _to_error,
     media_type: str = "application/json",
+    lean: Lean | None = None,
+    problems: bool = False,
+    hot: bool = False,
 ) -> Callable[[Callable[[Call, T], Awaitable[Any]]], Operation]:
     """Make a coroutine function the handler of a route. Its docstring becomes the summary."""
 
@@ -316,6 +361,9 @@ def operation(
             tag=tag,
             media_type=media_type,
             to_error=to_error,
+            lean=lean,
+            problems=problems,
+            hot=hot or lean is not None,
         )
 
     return declare
@@ -340,13 +388,23 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         declared = self._operation
+        service = self._service
         path: Mapping[str, str] = scope["path_params"]
-        call = Call(self._service, cast(HTTPScope, scope), receive, {**path, **self._fixed} if self._fixed else path)
+        call = Call(service, cast(HTTPScope, scope), receive, {**path, **self._fixed} if self._fixed else path)
+        reply: Reply | Stream | None = None
         try:
-            answer = await declared.handler(call, await declared.source.read(call))
-            reply = answer if isinstance(answer, Reply) else call.reply(declared.status, answer)
+            if declared.lean is not None and (rows := service.store.rows) is not None:
+                reply = await declared.lean(call, rows)
+            if reply is None:
+                answer = await declared.handler(call, await declared.source.read(call))
+                reply = answer if isinstance(answer, Reply | Stream) else call.reply(declared.status, answer)
         except ClientGoneError:
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer, and the log the rest
             reply = declared.to_error(call, error)
-        await reply.send(send)
+        if isinstance(reply, Stream):
+            await send_stream(reply, send, service.compression.coding(call.scope), call.client_gone)
+        elif len(reply.body) >= COMPRESS_BYTES:
+            await send_large(reply, send, service.compression.coding(call.scope))
+        else:
+            await reply.send(send)

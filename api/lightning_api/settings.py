@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 
 from lightning_sql.errors import ConfigurationError
 
-__all__ = ["ENVIRONMENT_PREFIX", "LOG_LEVELS", "Settings", "displayed_url"]
+__all__ = ["COMPRESS_MODES", "ENVIRONMENT_PREFIX", "LOG_LEVELS", "Settings", "displayed_url", "is_loopback"]
 
 ENVIRONMENT_PREFIX: Final = "LIGHTNING_SQL_"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+COMPRESS_MODES: Final = ("auto", "on", "off")
 
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off", ""})
@@ -59,6 +60,8 @@ class Settings:
     log_level: str = _parsed_by(str.lower, "info")
     body_limit: int = _parsed_by(int, 64 * 1024 * 1024)
     """Largest request body, in bytes, also after decompression."""
+    compress: str = _parsed_by(str.lower, "auto")
+    """Whether large answers are compressed where the caller takes gzip; `auto`: unless it is on this machine."""
     allow_public: bool = _parsed_by(_flag, False)
     """Whether an address that others can reach may be served without a token."""
 
@@ -96,6 +99,7 @@ class Settings:
             "the token must not be empty; leave it out to serve without one": self.token == "",
             "the token must be printable ASCII without spaces": self.token is not None and not _is_token(self.token),
             f"the log level must be one of {', '.join(LOG_LEVELS)}": self.log_level not in LOG_LEVELS,
+            f"compress must be one of {', '.join(COMPRESS_MODES)}": self.compress not in COMPRESS_MODES,
         }
         for problem, found in problems.items():
             if found:
@@ -108,7 +112,7 @@ class Settings:
         Raises:
             ConfigurationError: an address that others can reach, without a token or `allow_public`.
         """
-        if self.token is None and not self.allow_public and not _is_loopback(self.host):
+        if self.token is None and not self.allow_public and not is_loopback(self.host):
             raise ConfigurationError(
                 f"{self.host} can be reached by others: set a token (LIGHTNING_SQL_TOKEN), or pass --allow-public"
             )
@@ -128,13 +132,15 @@ def _is_token(text: str) -> bool:
     return text.isascii() and text.isprintable() and " " not in text
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be at the other end of an address."""
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
         return False
+    return ((address.version == 6 and address.ipv4_mapped) or address).is_loopback
 
 
 def displayed_url(database_url: str) -> str:

@@ -78,6 +78,8 @@ POLL_SECONDS: Final = 0.1
 """How often the database is asked whether another process finished a rollout that somebody here waits for."""
 CLAIM_AT_ONCE: Final = 1000
 """A claim of more rollouts than this first asks how many there are."""
+MOST_QUEUED: Final = 2**62
+"""More than any queue holds, and a number that a statement can carry."""
 
 _WIDTH: Final = len(ROLLOUT_COLUMNS)
 _IDENTIFIER: Final[TypeAdapter[str]] = TypeAdapter(Identifier)
@@ -248,7 +250,7 @@ class SqlStore(SqlReads):
     async def claim_rows(self, limit: int, worker_id: str | None) -> Sequence[Row]:
         await self._pass_gate()
         if limit > CLAIM_AT_ONCE:
-            limit = await self._queued(limit)
+            limit = await self._queued(min(limit, MOST_QUEUED))
         if limit <= 0 and not worker_id:
             return []
         attempt_ids = [lifecycle.new_attempt_id() for _ in range(limit)]

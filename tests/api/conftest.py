@@ -22,6 +22,16 @@ from lightning_api.app import create_app
 from lightning_api.settings import Settings
 from lightning_sql.store.factory import open_store
 from lightning_sql.store.interface import LightningStore
+from tests.backends import clock, collections_of, database_of, new_store, prepared_postgres, prepared_sqlite
+
+__all__ = [
+    "clock",
+    "collections_of",
+    "database_of",
+    "new_store",
+    "prepared_postgres",
+    "prepared_sqlite",
+]
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,10 +72,12 @@ async def serve(store: LightningStore) -> AsyncIterator[Serve]:
     """Makes clients of services: `await serve(store=…, token=…)` takes settings, and the `store` fixture by default."""
     async with AsyncExitStack() as stack:
 
-        async def start(store: LightningStore | None = store, **settings: Any) -> httpx.AsyncClient:
+        async def start(
+            store: LightningStore | None = store, peer: tuple[str, int] | None = ("127.0.0.1", 123), **settings: Any
+        ) -> httpx.AsyncClient:
             app = create_app(Settings(**{"database_url": "memory://", "scan_debounce_seconds": 0.0} | settings), store)
             await stack.enter_async_context(running(app))
-            transport = httpx.ASGITransport(cast(Any, app), raise_app_exceptions=False)
+            transport = httpx.ASGITransport(cast(Any, app), raise_app_exceptions=False, client=cast(Any, peer))
             return await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://service"))
 
         yield start

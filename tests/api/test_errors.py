@@ -25,6 +25,8 @@ class FailingStore:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
+    rows = None
+
     async def release_waiters(self) -> None:
         pass
 

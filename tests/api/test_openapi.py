@@ -41,6 +41,9 @@ PROTOCOL = {
     ("GET", f"{V1}/workers/{{worker_id}}", 200),
     ("POST", f"{V1}/workers/{{worker_id}}", 200),
     ("POST", f"{V1}/waits/rollouts", 200),
+    ("POST", "/v1/lightning/spans", 200),
+    ("GET", "/v1/lightning/rollouts", 200),
+    ("GET", "/v1/lightning/spans", 200),
     ("POST", "/v1/traces", 200),
     ("POST", "/v1/metrics", 501),
     ("POST", "/v1/logs", 501),
@@ -129,6 +132,22 @@ def test_parameters_bodies_and_answers(document: dict[str, Any]) -> None:
     assert (statuses["type"], "queuing" in statuses["items"]["enum"]) == ("array", True)
     optional = document["paths"][f"{V1}/queues/rollouts/dequeue"]["post"]["requestBody"]
     assert not optional["required"]
+
+
+def test_our_own_routes(document: dict[str, Any]) -> None:
+    bulk = document["paths"]["/v1/lightning/spans"]["post"]
+    assert bulk["requestBody"]["content"].keys() == {"application/json", "application/x-ndjson"}
+    assert bulk["requestBody"]["required"]
+    for method, path, operation in described(document):
+        if path.startswith("/v1/lightning/"):
+            for status, response in operation["responses"].items():
+                media_types = {"application/json" if status == "200" else "application/problem+json"}
+                assert response["content"].keys() == media_types, (method, path, status)
+            assert {"422", "500", "503"} <= operation["responses"].keys()
+    parameters = {p["name"]: p for p in document["paths"]["/v1/lightning/rollouts"]["get"]["parameters"]}
+    assert parameters["total"]["schema"]["type"] == "boolean"
+    protocol = {p["name"] for p in document["paths"][f"{V1}/rollouts"]["get"]["parameters"]}
+    assert parameters.keys() == protocol | {"total"}
 
 
 def test_security(document: dict[str, Any]) -> None:

@@ -96,11 +96,24 @@ def test_a_request_in_flight_is_finished(start_server: Start) -> None:
     assert server.wait() == 0
 
 
-async def test_a_client_that_hangs_up_stops_its_wait() -> None:
+@pytest.mark.parametrize("has_rows", [False, True])
+async def test_a_client_that_hangs_up_stops_its_wait(has_rows: bool) -> None:
     waiting, stopped = asyncio.Event(), asyncio.Event()
 
     class Waiting:
+        @property
+        def rows(self) -> Any:
+            return self if has_rows else None
+
+        async def finished_rows(self, _rollout_ids: Any, _timeout: Any) -> Any:
+            assert has_rows
+            await self.wait()
+
         async def wait_for_rollouts(self, **_options: Any) -> Any:
+            assert not has_rows
+            await self.wait()
+
+        async def wait(self) -> None:
             waiting.set()
             try:
                 await asyncio.Event().wait()

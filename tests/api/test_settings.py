@@ -21,6 +21,7 @@ def test_defaults() -> None:
         token=None,
         log_level="info",
         body_limit=64 * 1024 * 1024,
+        compress="auto",
         allow_public=False,
     )
 
@@ -37,6 +38,7 @@ def test_every_setting_is_a_variable_and_given_values_win() -> None:
         "LIGHTNING_SQL_TOKEN": "t",
         "LIGHTNING_SQL_LOG_LEVEL": "WARNING",
         "LIGHTNING_SQL_BODY_LIMIT": "1",
+        "LIGHTNING_SQL_COMPRESS": "ON",
         "LIGHTNING_SQL_ALLOW_PUBLIC": "yes",
     }
     expected = Settings(
@@ -50,6 +52,7 @@ def test_every_setting_is_a_variable_and_given_values_win() -> None:
         token="t",
         log_level="warning",
         body_limit=1,
+        compress="on",
         allow_public=True,
     )
     assert len(variables) == len(Settings.__dataclass_fields__)
@@ -70,6 +73,7 @@ def test_every_setting_is_a_variable_and_given_values_win() -> None:
         {"SCAN_DEBOUNCE_SECONDS": "nan"},
         {"SCAN_DEBOUNCE_SECONDS": "inf"},
         {"BODY_LIMIT": "0"},
+        {"COMPRESS": "sometimes"},
         {"ALLOW_PUBLIC": "perhaps"},
         {"TOKEN": ""},
         {"TOKEN": "two words"},
@@ -85,7 +89,7 @@ def test_nonsense(variables: dict[str, str]) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]", "::ffff:127.0.0.1"])
 def test_loopback_needs_no_token(host: str) -> None:
     Settings(host=host).checked_exposure()
 

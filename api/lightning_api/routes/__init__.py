@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_api.operations import Operation
-from lightning_api.routes import attempts, health, otlp, queues, resources, rollouts, spans, waits, workers
+from lightning_api.routes import (
+    attempts,
+    bulk,
+    health,
+    listings,
+    otlp,
+    queues,
+    resources,
+    rollouts,
+    spans,
+    waits,
+    workers,
+)
 
 __all__ = ["OPERATIONS"]
 
@@ -19,5 +31,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *workers.OPERATIONS,
     *waits.OPERATIONS,
     *otlp.OPERATIONS,
+    *bulk.OPERATIONS,
+    *listings.OPERATIONS,
 )
 """Every operation of the service."""

@@ -6,7 +6,10 @@ from typing import Final
 
 from lightning_api.models import AttemptQuery, AttemptUpdate, StartAttemptRequest, changes_of
 from lightning_api.operations import Call, JsonBody, Nothing, Operation, QueryString, operation
+from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_sql.records import Attempt, AttemptedRollout, PaginatedResult
+from lightning_sql.store import documents, row_json
+from lightning_sql.store.row_store import RowStore
 
 __all__ = ["OPERATIONS"]
 
@@ -76,6 +79,16 @@ async def get_latest_attempt(call: Call, _nothing: None) -> Attempt | None:
     return None if rollout_id is None else await call.store.get_latest_attempt(rollout_id)
 
 
+async def _update_attempt_row(call: Call, rows: RowStore) -> Reply | None:
+    body = await call.plain_body()
+    if not body:
+        return None
+    change = documents.read_attempt_change(call.path["rollout_id"], call.path["attempt_id"], body)
+    if change is None:
+        return None
+    return Reply(200, row_json.ATTEMPTS.one(await rows.update_attempt_row(change), exact=call.exact), JSON_HEADERS)
+
+
 @operation(
     "POST",
     "/v1/agl/rollouts/{rollout_id}/attempts/{attempt_id}",
@@ -83,6 +96,7 @@ async def get_latest_attempt(call: Call, _nothing: None) -> Attempt | None:
     returns=Attempt,
     errors=(400, 404, 503),
     tag="attempts",
+    lean=_update_attempt_row,
 )
 async def update_attempt(call: Call, request: AttemptUpdate) -> Attempt:
     """Change fields of an attempt (`latest`: of the newest); its rollout and its worker follow."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 
+from lightning_api.errors import problem
 from lightning_api.models import Statistics
 from lightning_api.operations import Call, Nothing, Operation, operation
-from lightning_api.payloads import encode_json
 from lightning_api.replies import Reply
 from lightning_sql.errors import LightningError
 from lightning_sql.store.interface import StoreStatistics
@@ -35,25 +35,19 @@ async def healthz(_call: Call, _nothing: None) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@operation("GET", "/readyz", Nothing(), returns=dict[str, str], errors=(503,), tag="health")
+@operation("GET", "/readyz", Nothing(), returns=dict[str, str], errors=(503,), tag="health", problems=True)
 async def readyz(call: Call, _nothing: None) -> dict[str, str] | Reply:
     """Whether calls can be served, for whoever sends them here: the database answers and has the right schema."""
     if call.service.draining:
-        return _not_ready("the server is stopping")
+        return problem(503, "the server is stopping")
     try:
         async with asyncio.timeout(_PING_SECONDS):
             await call.store.ping()
     except TimeoutError:
-        return _not_ready("the database does not answer")
+        return problem(503, "the database does not answer")
     except LightningError:
-        return _not_ready("the database is not available, or its schema is not the one that this release needs")
+        return problem(503, "the database is not available, or its schema is not the one that this release needs")
     return {"status": "ready"}
-
-
-def _not_ready(detail: str) -> Reply:
-    problem: dict[str, Any] = {"type": "about:blank", "title": "Service Unavailable", "status": 503, "detail": detail}
-    headers = ((b"content-type", b"application/problem+json"), (b"retry-after", b"1"))
-    return Reply(503, encode_json(problem), headers)
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (health, statistics, healthz, readyz)

@@ -7,12 +7,23 @@ from typing import Any, Final
 
 from lightning_api.models import DequeueRequest, EnqueueRequest
 from lightning_api.operations import Call, JsonBody, Operation, operation
+from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_api.routes.rollouts import without_attempt
 from lightning_sql.records import AttemptedRollout, Rollout
+from lightning_sql.store import documents, row_json
+from lightning_sql.store.row_store import RowStore
 
 __all__ = ["OPERATIONS"]
 
 _LARGEST_CLAIM: Final = 2**31 - 1
+
+
+async def _enqueue_rows(call: Call, rows: RowStore) -> Reply | None:
+    body = await call.plain_body()
+    drafts = documents.read_rollouts(body) if body else None
+    if drafts is None:
+        return None
+    return Reply(201, row_json.ROLLOUTS.array(await rows.enqueue_rows(drafts), exact=call.exact), JSON_HEADERS)
 
 
 @operation(
@@ -23,11 +34,24 @@ _LARGEST_CLAIM: Final = 2**31 - 1
     status=201,
     errors=(503,),
     tag="queues",
+    lean=_enqueue_rows,
 )
 async def enqueue_rollouts(call: Call, request: EnqueueRequest) -> list[Any]:
     """Create rollouts and append them to the queue, all or none."""
     rollouts = await call.store.enqueue_many_rollouts(request.rollouts)
     return [without_attempt(rollout) for rollout in rollouts]
+
+
+async def _claim_rows(call: Call, rows: RowStore) -> Reply | None:
+    body = await call.plain_body()
+    wanted = None if body is None else documents.read_claim(body)
+    if wanted is None:
+        return None
+    limit, worker_id = wanted
+    if limit < 1:
+        return Reply(200, b"[]", JSON_HEADERS)
+    claimed = await rows.claim_rows(min(limit, _LARGEST_CLAIM), worker_id)
+    return Reply(200, row_json.ATTEMPTED_ROLLOUTS.array(claimed, exact=call.exact), JSON_HEADERS)
 
 
 @operation(
@@ -37,6 +61,7 @@ async def enqueue_rollouts(call: Call, request: EnqueueRequest) -> list[Any]:
     returns=list[AttemptedRollout],
     errors=(503,),
     tag="queues",
+    lean=_claim_rows,
 )
 async def dequeue_rollouts(call: Call, request: DequeueRequest) -> Sequence[AttemptedRollout]:
     """Claim the oldest queued rollouts, each with a new attempt."""

@@ -6,10 +6,13 @@ from typing import Any, Final
 
 from lightning_api.models import RolloutQuery, RolloutUpdate, StartRolloutRequest, changes_of
 from lightning_api.operations import Call, JsonBody, Nothing, Operation, QueryString, operation
+from lightning_api.pages import page_reply
+from lightning_api.replies import JSON_HEADERS, Reply, Stream
 from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.records import AttemptedRollout, PaginatedResult, Rollout
+from lightning_sql.store import row_json, row_store
 
-__all__ = ["OPERATIONS", "without_attempt"]
+__all__ = ["OPERATIONS", "find_rollouts", "without_attempt"]
 
 _NOT_NULL: Final = frozenset({"status", "config"})
 
@@ -37,15 +40,22 @@ async def start_rollout(call: Call, request: StartRolloutRequest) -> AttemptedRo
     )
 
 
-async def _query(call: Call, query: RolloutQuery) -> PaginatedResult[Rollout]:
-    page = await call.store.query_rollouts(
-        status_in=query.status_in,
-        rollout_id_in=query.rollout_id_in,
-        rollout_id_contains=query.rollout_id_contains,
-        filter_logic=query.filter_logic,
+async def find_rollouts(
+    call: Call, query: RolloutQuery, *, total: bool = True
+) -> PaginatedResult[Rollout] | Reply | Stream:
+    """A page of rollouts; without `total`, they need not be counted."""
+    wanted: dict[str, Any] = {
+        "status_in": query.status_in,
+        "rollout_id_in": query.rollout_id_in,
+        "rollout_id_contains": query.rollout_id_contains,
+        "filter_logic": query.filter_logic,
         **query.ordering(),
-    )
-    return query.as_requested(page)
+    }
+    rows = call.store.rows
+    if rows is not None:
+        page = await rows.rollout_page(row_store.RolloutQuery(**wanted, total=total))
+        return page_reply(call, query, page, row_json.ATTEMPTED_ROLLOUTS)
+    return query.as_requested(await call.store.query_rollouts(**wanted))
 
 
 @operation(
@@ -56,9 +66,9 @@ async def _query(call: Call, query: RolloutQuery) -> PaginatedResult[Rollout]:
     errors=(400, 503),
     tag="rollouts",
 )
-async def query_rollouts(call: Call, query: RolloutQuery) -> PaginatedResult[Rollout]:
+async def query_rollouts(call: Call, query: RolloutQuery) -> PaginatedResult[Rollout] | Reply | Stream:
     """List rollouts, those that were attempted with their latest attempt."""
-    return await _query(call, query)
+    return await find_rollouts(call, query)
 
 
 @operation(
@@ -68,10 +78,11 @@ async def query_rollouts(call: Call, query: RolloutQuery) -> PaginatedResult[Rol
     returns=PaginatedResult[AttemptedRollout | Rollout],
     errors=(400, 503),
     tag="rollouts",
+    hot=True,
 )
-async def search_rollouts(call: Call, query: RolloutQuery) -> PaginatedResult[Rollout]:
+async def search_rollouts(call: Call, query: RolloutQuery) -> PaginatedResult[Rollout] | Reply | Stream:
     """List rollouts, with the filters in the body."""
-    return await _query(call, query)
+    return await find_rollouts(call, query)
 
 
 @operation(
@@ -81,14 +92,21 @@ async def search_rollouts(call: Call, query: RolloutQuery) -> PaginatedResult[Ro
     returns=AttemptedRollout | Rollout,
     errors=(404, 503),
     tag="rollouts",
+    hot=True,
 )
-async def get_rollout(call: Call, _nothing: None) -> Rollout:
+async def get_rollout(call: Call, _nothing: None) -> Rollout | Reply:
     """Get a rollout, with its latest attempt if there is one."""
     rollout_id = call.existing_id("rollout_id")
-    rollout = await call.store.get_rollout_by_id(rollout_id)
-    if rollout is None:
-        raise RecordNotFoundError(f"there is no rollout {rollout_id!r}")
-    return rollout
+    rows = call.store.rows
+    if rows is not None:
+        row = await rows.rollout_row(rollout_id)
+        if row is not None:
+            return Reply(200, row_json.ATTEMPTED_ROLLOUTS.one(row, exact=call.exact), JSON_HEADERS)
+    else:
+        rollout = await call.store.get_rollout_by_id(rollout_id)
+        if rollout is not None:
+            return rollout
+    raise RecordNotFoundError(f"there is no rollout {rollout_id!r}")
 
 
 @operation(

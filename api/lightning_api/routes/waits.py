@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
 from lightning_api.models import WaitRequest
 from lightning_api.operations import Call, ClientGoneError, JsonBody, Operation, operation
+from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_api.routes.rollouts import without_attempt
 from lightning_sql.records import Rollout
+from lightning_sql.store import row_json
 
 __all__ = ["OPERATIONS"]
+
+T = TypeVar("T")
 
 _LONGEST_SECONDS: Final = 365 * 86400.0
 """An event loop cannot time anything much longer."""
@@ -23,17 +28,27 @@ _LONGEST_SECONDS: Final = 365 * 86400.0
     returns=list[Rollout],
     errors=(503,),
     tag="rollouts",
+    hot=True,
 )
-async def wait_for_rollouts(call: Call, request: WaitRequest) -> list[Any]:
+async def wait_for_rollouts(call: Call, request: WaitRequest) -> list[Any] | Reply:
     """Wait until all these rollouts are finished, and get those that are."""
     timeout = None if request.timeout is None else min(request.timeout, _LONGEST_SECONDS)
-    waiting = asyncio.ensure_future(call.store.wait_for_rollouts(rollout_ids=request.rollout_ids, timeout=timeout))
+    rows = call.store.rows
+    if rows is not None:
+        found = await _unless_gone(call, rows.finished_rows(request.rollout_ids, timeout))
+        return Reply(200, row_json.ROLLOUTS.array(found, exact=call.exact), JSON_HEADERS)
+    finished = await _unless_gone(call, call.store.wait_for_rollouts(rollout_ids=request.rollout_ids, timeout=timeout))
+    return [without_attempt(rollout) for rollout in finished]
+
+
+async def _unless_gone(call: Call, work: Coroutine[Any, Any, T]) -> T:
+    waiting = asyncio.ensure_future(work)
     hangup = asyncio.ensure_future(call.client_gone())
     try:
         await asyncio.wait({waiting, hangup}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             raise ClientGoneError
-        return [without_attempt(rollout) for rollout in waiting.result()]
+        return waiting.result()
     finally:
         waiting.cancel()
         hangup.cancel()

@@ -6,7 +6,10 @@ from typing import Final
 
 from lightning_api.models import WorkerQuery, WorkerUpdate, changes_of
 from lightning_api.operations import Call, JsonBody, Nothing, Operation, QueryString, operation
+from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_sql.records import PaginatedResult, Worker
+from lightning_sql.store import documents, row_json
+from lightning_sql.store.row_store import RowStore
 
 __all__ = ["OPERATIONS"]
 
@@ -56,6 +59,14 @@ async def get_worker(call: Call, _nothing: None) -> Worker | None:
     return None if worker_id is None else await call.store.get_worker_by_id(worker_id)
 
 
+async def _beat_worker_row(call: Call, rows: RowStore) -> Reply | None:
+    body = await call.plain_body()
+    beat = None if body is None else documents.read_worker_beat(call.path["worker_id"], body)
+    if beat is None:
+        return None
+    return Reply(200, row_json.WORKERS.one(await rows.beat_worker_row(beat), exact=call.exact), JSON_HEADERS)
+
+
 @operation(
     "POST",
     "/v1/agl/workers/{worker_id}",
@@ -63,6 +74,7 @@ async def get_worker(call: Call, _nothing: None) -> Worker | None:
     returns=Worker,
     errors=(400, 503),
     tag="workers",
+    lean=_beat_worker_row,
 )
 async def update_worker(call: Call, request: WorkerUpdate) -> Worker:
     """Record a worker's heartbeat; a new worker is created."""
