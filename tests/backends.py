@@ -1,7 +1,8 @@
-"""The backends that the contract suites run over: memory, SQLite, PostgreSQL, and the service in front of each.
+"""The backends that the contract suites run over, and the service in front of each.
 
-Databases are prepared once; every test gets a partition of its own, so that it also runs beside the
-rows of the others.
+`memory` is `CollectionStore` over memory, `sqlite` and `postgres` are `SqlStore`, and
+`collections-sqlite` and `collections-postgres` are `CollectionStore` over SQL collections. Databases are
+prepared once; every test gets a partition of its own, so that it also runs beside the rows of the others.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import pytest
 import uvicorn
@@ -29,13 +30,19 @@ from lightning_sql.database.schema import collection_table, key_value_table, met
 from lightning_sql.store.collection_store import CollectionStore
 from lightning_sql.store.factory import prepare_database
 from lightning_sql.store.interface import LightningStore
+from lightning_sql.store.sql_store import SqlStore
 from lightning_sql.testing.postgres import PostgresServer
 from lightning_sql.testing.samples import SAMPLE_KEYS, Plain, Sample
+from tests.native_laws import broken_laws
+
+R = TypeVar("R")
 
 START = 1_700_000_000.0
 SQLITE = pytest.param("sqlite", marks=pytest.mark.slow)
 """For what the fast tests leave to memory; some of everything runs on SQLite in them as well."""
 POSTGRES = pytest.param("postgres", marks=pytest.mark.slow)
+COLLECTIONS = tuple(pytest.param(f"collections-{kind}", marks=pytest.mark.slow) for kind in ("sqlite", "postgres"))
+"""The protocol backends under the whole store."""
 
 
 def run_apart(work: Coroutine[Any, Any, None]) -> None:
@@ -156,6 +163,48 @@ def collections_of(database_of: Callable[[str], str], clock: Clock) -> Collectio
     return make
 
 
+class NewStore(Protocol):
+    """Makes stores of a kind, each on an empty partition unless one is named; whoever asks closes them."""
+
+    def __call__(
+        self,
+        kind: str,
+        *,
+        partition: str | None = None,
+        scan_debounce_seconds: float = 0.0,
+        real_time: bool = False,
+        join: bool = True,
+    ) -> LightningStore: ...
+
+
+@pytest.fixture
+def new_store(database_of: Callable[[str], str], collections_of: CollectionsOf, clock: Clock) -> NewStore:
+    """Stores that go by the test's clock, unless they are to live in real time."""
+
+    def make(
+        kind: str,
+        *,
+        partition: str | None = None,
+        scan_debounce_seconds: float = 0.0,
+        real_time: bool = False,
+        join: bool = True,
+    ) -> LightningStore:
+        if kind in ("sqlite", "postgres"):
+            return SqlStore(
+                Database(database_of(kind)),
+                partition=partition or uuid.uuid4().hex,
+                scan_debounce_seconds=scan_debounce_seconds,
+                clock=None if real_time else clock,
+                join=join,
+            )
+        assert partition is None
+        assert not real_time
+        collections = collections_of(kind.removeprefix("collections-"))
+        return CollectionStore(collections, scan_debounce_seconds=scan_debounce_seconds, clock=clock)
+
+    return make
+
+
 class ServerThread:
     """A uvicorn server of an application, in a thread and an event loop of its own.
 
@@ -199,13 +248,19 @@ class ServerThread:
     async def serving(self, store: LightningStore) -> AsyncIterator[str]:
         """The address at which the store is served; it is closed at the end, in the loop that used it."""
         self.service.current_store = store
-        yield self.address
-        await self.close(store)
+        try:
+            yield self.address
+        finally:
+            await self.close(store)
 
     async def close(self, store: LightningStore) -> None:
         """Close a store in the event loop that used it."""
         self.service.current_store = self._own_store
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(store.close(), self._loop))
+        await self.run(store.close())
+
+    async def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run something in the server's event loop."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
 
 @pytest.fixture(scope="session")
@@ -215,19 +270,20 @@ def server() -> Iterator[ServerThread]:
 
 
 @pytest.fixture
-async def store_of(
-    request: pytest.FixtureRequest, collections_of: CollectionsOf, clock: Clock
-) -> AsyncIterator[LightningStore]:
-    """An empty store of the kind that the test is parametrized with, `http-…` for a client of one."""
+async def store_of(request: pytest.FixtureRequest, new_store: NewStore, clock: Clock) -> AsyncIterator[LightningStore]:
+    """An empty store of the kind that the test is parametrized with, `http-…` for a client of one.
+
+    Whatever the test did to it, a native store must have kept the laws below its surface.
+    """
     kind: str = request.param
-    collections = collections_of(kind.removeprefix("http-"))
-    store = CollectionStore(collections, scan_debounce_seconds=0, clock=clock)
+    store = new_store(kind.removeprefix("http-"))
     if not kind.startswith("http-"):
-        yield store
-        await store.close()
+        async with store:
+            yield store
+            assert await broken_laws(store, clock.now) == []
         return
     server: ServerThread = request.getfixturevalue("server")
     async with server.serving(store) as address:
-        client = LightningClient(address)
-        yield client
-        await client.close()
+        async with LightningClient(address) as client:
+            yield client
+        assert await server.run(broken_laws(store, clock.now)) == []

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from lightning_sql.records import EnqueueRolloutRequest, RolloutConfig
 from lightning_sql.store.factory import open_store
 from lightning_sql.store.interface import LightningStore
+from tests.native_laws import broken_laws
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +39,7 @@ def partition(request: pytest.FixtureRequest) -> str:
 async def store(database_url: str, partition: str) -> AsyncIterator[LightningStore]:
     async with await open_store(database_url, partition=partition) as store:
         yield store
+        assert await broken_laws(store, time.time()) == []
 
 
 async def line_of(process: asyncio.subprocess.Process) -> str:

@@ -1,22 +1,26 @@
 """The watchdog looks once per debounce window, however many callers ask at once; an injected clock drives it."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from lightning_sql.database.engine import Database
 from lightning_sql.errors import DatabaseUnavailableError
 from lightning_sql.records import EnqueueRolloutRequest, RolloutConfig
 from lightning_sql.store.collection_store import CollectionStore
+from lightning_sql.store.interface import LightningStore
+from lightning_sql.store.sql_store import SqlStore
 from lightning_sql.testing.samples import make_span
-from tests.backends import POSTGRES, Clock, CollectionsOf
+from tests.backends import COLLECTIONS, POSTGRES, Clock, CollectionsOf
 
 DEBOUNCE = 10.0
 
 
-class CountingStore(CollectionStore):
-    """Counts its scans, and how many of them run at once."""
+class CountingStore(LightningStore):
+    """Counts its scans, and how many of them run at once; for a class that is a store besides."""
 
     scans = 0
     running = 0
@@ -31,7 +35,8 @@ class CountingStore(CollectionStore):
             await asyncio.sleep(0.002)
             if self.failure is not None:
                 raise self.failure
-            return await super().sweep()
+            scan: Any = super()
+            return await scan.sweep()
         finally:
             self.running -= 1
 
@@ -41,17 +46,34 @@ class CountingStore(CollectionStore):
         return count
 
 
+class CountingCollectionStore(CountingStore, CollectionStore):
+    pass
+
+
+class CountingSqlStore(CountingStore, SqlStore):
+    pass
+
+
 MakeStore = Callable[[float], CountingStore]
 
 
-@pytest.fixture(params=["memory", "sqlite", POSTGRES])
+@pytest.fixture(params=["memory", "sqlite", POSTGRES, *COLLECTIONS])
 async def make_store(
-    request: pytest.FixtureRequest, collections_of: CollectionsOf, clock: Clock
+    request: pytest.FixtureRequest,
+    collections_of: CollectionsOf,
+    database_of: Callable[[str], str],
+    clock: Clock,
 ) -> AsyncIterator[MakeStore]:
+    kind: str = request.param
     opened: list[CountingStore] = []
 
     def make(debounce_seconds: float) -> CountingStore:
-        store = CountingStore(collections_of(request.param), scan_debounce_seconds=debounce_seconds, clock=clock)
+        options: Any = {"scan_debounce_seconds": debounce_seconds, "clock": clock}
+        store = (
+            CountingSqlStore(Database(database_of(kind)), partition=uuid.uuid4().hex, **options)
+            if kind in ("sqlite", "postgres")
+            else CountingCollectionStore(collections_of(kind.removeprefix("collections-")), **options)
+        )
         opened.append(store)
         return store
 

@@ -1,4 +1,4 @@
-"""The contract of the store, over memory, SQLite and PostgreSQL, in process and over HTTP."""
+"""The contract of the stores, over memory, SQLite and PostgreSQL, in process and over HTTP."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from lightning_sql.store.interface import LightningStore
 from lightning_sql.testing import store_contract as contract
-from tests.backends import POSTGRES, SQLITE, Clock
+from tests.backends import COLLECTIONS, POSTGRES, SQLITE, Clock
 
 HTTP_MEMORY, HTTP_SQLITE, HTTP_POSTGRES = (
     pytest.param(f"http-{kind}", marks=pytest.mark.slow) for kind in ("memory", "sqlite", "postgres")
@@ -33,67 +33,66 @@ def over(*kinds: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("store_of", kinds, indirect=True)
 
 
-# Whatever a store does is shown in process on each backend, and whatever crosses the wire on one of them.
-# What depends on both, many callers at once above all, is shown on all of them.
-each = over("memory", SQLITE, POSTGRES, HTTP_MEMORY)
-each_and_all_over_http = over("memory", "sqlite", POSTGRES, HTTP_MEMORY, HTTP_SQLITE, HTTP_POSTGRES)
+# In the fast tests SQLite shows what depends on many callers at once; all the rest is left to memory there.
+everywhere = over("memory", SQLITE, POSTGRES, *COLLECTIONS, HTTP_MEMORY, HTTP_SQLITE, HTTP_POSTGRES)
+everywhere_soon = over("memory", "sqlite", POSTGRES, *COLLECTIONS, HTTP_MEMORY, HTTP_SQLITE, HTTP_POSTGRES)
 
 
-@each
+@everywhere
 class TestRollouts(FakeTime, contract.RolloutContract):
     pass
 
 
-@each
+@everywhere
 class TestAttempts(FakeTime, contract.AttemptContract):
     pass
 
 
-@each_and_all_over_http
+@everywhere_soon
 class TestSpans(FakeTime, contract.SpanContract):
     pass
 
 
-@each
+@everywhere
 class TestResources(FakeTime, contract.ResourcesContract):
     pass
 
 
-@each
+@everywhere
 class TestWorkers(FakeTime, contract.WorkerContract):
     pass
 
 
-@each
+@everywhere
 class TestWatchdog(FakeTime, contract.WatchdogContract):
     pass
 
 
-@each_and_all_over_http
+@everywhere_soon
 class TestWaits(FakeTime, contract.WaitContract):
     pass
 
 
-@each_and_all_over_http
+@everywhere_soon
 class TestQueueLaw(FakeTime, contract.QueueLawContract):
     pass
 
 
-@each_and_all_over_http
+@everywhere_soon
 class TestConcurrency(FakeTime, contract.ConcurrencyContract):
     pass
 
 
-@each
+@everywhere
 class TestPayloads(FakeTime, contract.PayloadContract):
     pass
 
 
-@each_and_all_over_http
+@everywhere_soon
 class TestService(FakeTime, contract.ServiceContract):
     pass
 
 
-@over("memory", "sqlite", POSTGRES)
+@over("memory", "sqlite", POSTGRES, *COLLECTIONS)
 class TestBatches(FakeTime, contract.BatchContract):
     pass

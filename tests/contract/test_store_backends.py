@@ -8,22 +8,19 @@ import pytest
 
 from lightning_sql.errors import InvalidRequestError
 from lightning_sql.records import RolloutConfig
-from lightning_sql.store import collection_store
-from lightning_sql.store.collection_store import CollectionStore
+from lightning_sql.store import collection_store, sql_store
 from lightning_sql.store.factory import open_store
 from lightning_sql.store.interface import LightningStore
-from tests.backends import POSTGRES, START, Clock, CollectionsOf
+from tests.backends import COLLECTIONS, POSTGRES, SQLITE, START, Clock, NewStore
 
 PATIENCE = 30.0
 
 OpenStore = Callable[..., Any]
 
 
-@pytest.fixture(params=["memory", "sqlite", POSTGRES])
-async def store(
-    request: pytest.FixtureRequest, collections_of: CollectionsOf, clock: Clock
-) -> AsyncIterator[CollectionStore]:
-    async with CollectionStore(collections_of(request.param), scan_debounce_seconds=0, clock=clock) as store:
+@pytest.fixture(params=["memory", "sqlite", POSTGRES, *COLLECTIONS])
+async def store(request: pytest.FixtureRequest, new_store: NewStore) -> AsyncIterator[LightningStore]:
+    async with new_store(request.param) as store:
         yield store
 
 
@@ -42,14 +39,14 @@ async def open_another(request: pytest.FixtureRequest, database_of: Callable[[st
         await store.close()
 
 
-async def test_sweep_says_how_many_attempts_it_ended(store: CollectionStore, clock: Clock) -> None:
+async def test_sweep_says_how_many_attempts_it_ended(store: LightningStore, clock: Clock) -> None:
     for seconds in (1.0, 1.0, 60.0, None):
         await store.start_rollout(1, config=RolloutConfig(timeout_seconds=seconds))
     clock.now += 2.0
     assert [await store.sweep(), await store.sweep()] == [2, 0]
 
 
-async def test_limits_are_strict(store: CollectionStore, clock: Clock) -> None:
+async def test_limits_are_strict(store: LightningStore, clock: Clock) -> None:
     timed = await store.start_rollout(1, config=RolloutConfig(timeout_seconds=8.0))
     silent = await store.start_rollout(2, config=RolloutConfig(unresponsive_seconds=8.0))
 
@@ -63,7 +60,7 @@ async def test_limits_are_strict(store: CollectionStore, clock: Clock) -> None:
     assert await statuses() == ["timeout", "unresponsive"]
 
 
-async def test_a_clock_that_steps_back_does_not_hide_the_latest_resources(store: CollectionStore, clock: Clock) -> None:
+async def test_a_clock_that_steps_back_does_not_hide_the_latest_resources(store: LightningStore, clock: Clock) -> None:
     first = await store.add_resources({})
     clock.now -= 3600.0
     second = await store.add_resources({})
@@ -74,7 +71,7 @@ async def test_a_clock_that_steps_back_does_not_hide_the_latest_resources(store:
     assert (await store.enqueue_rollout(1)).resources_id == first.resources_id
 
 
-async def test_records_go_by_the_injected_clock(store: CollectionStore, clock: Clock) -> None:
+async def test_records_go_by_the_injected_clock(store: LightningStore, clock: Clock) -> None:
     started = await store.start_rollout(1, worker_id="w")
     clock.now += 5.0
     await store.update_attempt(started.rollout_id, "latest", status="succeeded")
@@ -99,11 +96,13 @@ async def test_another_process_wakes_a_waiter(open_another: OpenStore) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["attempt", "rollout", "watchdog"])
+@pytest.mark.parametrize("kind", ["memory", SQLITE, POSTGRES])
 async def test_what_finishes_here_wakes_a_waiter_without_a_poll(
-    collections_of: CollectionsOf, clock: Clock, monkeypatch: pytest.MonkeyPatch, outcome: str
+    new_store: NewStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, kind: str, outcome: str
 ) -> None:
-    monkeypatch.setattr(collection_store, "POLL_SECONDS", 3600.0)
-    async with CollectionStore(collections_of("memory"), scan_debounce_seconds=0, clock=clock) as store:
+    for module in (collection_store, sql_store):
+        monkeypatch.setattr(module, "POLL_SECONDS", 3600.0)
+    async with new_store(kind) as store:
         started = await store.start_rollout(1, config=RolloutConfig(timeout_seconds=1.0))
         waiting = asyncio.create_task(store.wait_for_rollouts(rollout_ids=[started.rollout_id]))
         await asyncio.sleep(0.01)
@@ -164,7 +163,7 @@ async def test_stores_of_different_partitions_see_nothing_of_each_other(open_ano
     assert (await mine.dequeue_rollout()).input == 1
 
 
-async def test_an_id_that_no_record_can_have_is_refused_for_new_ones(store: CollectionStore) -> None:
+async def test_an_id_that_no_record_can_have_is_refused_for_new_ones(store: LightningStore) -> None:
     for wrong in ("a\x00b", "\ud800", "x" * 513, "é" * 257):
         for call in (
             store.update_worker(wrong),

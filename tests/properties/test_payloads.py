@@ -11,10 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_api.client import LightningClient
-from lightning_sql.store.collection_store import CollectionStore
 from lightning_sql.store.interface import LightningStore
 from lightning_sql.testing.samples import assert_same, make_span
-from tests.backends import POSTGRES, SQLITE, Clock, CollectionsOf, ServerThread
+from tests.backends import COLLECTIONS, POSTGRES, SQLITE, NewStore, ServerThread
 from tests.properties.strategies import payloads, short_texts
 
 ATTRIBUTE_LISTS: list[st.SearchStrategy[Any]] = [
@@ -47,11 +46,12 @@ async def round_trip(store: LightningStore, payload: Any, values: dict[str, Any]
     assert_same((await store.query_spans(key[0], name=text, name_contains=text)).items, [span])
 
 
-@pytest.mark.parametrize("kind", ["memory", SQLITE, POSTGRES, pytest.param("http-sqlite", marks=pytest.mark.slow)])
-def test_payloads_come_back_exactly(
-    kind: str, collections_of: CollectionsOf, clock: Clock, request: pytest.FixtureRequest
-) -> None:
-    store = CollectionStore(collections_of(kind.removeprefix("http-")), clock=clock)
+HTTP_SQLITE = pytest.param("http-sqlite", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("kind", ["memory", SQLITE, POSTGRES, *COLLECTIONS, HTTP_SQLITE])
+def test_payloads_come_back_exactly(kind: str, new_store: NewStore, request: pytest.FixtureRequest) -> None:
+    store = new_store(kind.removeprefix("http-"), scan_debounce_seconds=10.0)
 
     with asyncio.Runner() as runner, ExitStack() as stack:
         used: LightningStore = store
