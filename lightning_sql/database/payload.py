@@ -20,6 +20,7 @@ from pydantic_core import to_jsonable_python
 
 from lightning_sql.errors import UnstorableValueError
 from lightning_sql.jsonable import NESTING_LIMIT, TOO_DEEP, rebuilt
+from lightning_sql.records import Event, Link, OtelResource, SpanContext, TraceStatus
 
 __all__ = [
     "ESCAPE_MARK",
@@ -54,7 +55,7 @@ def _character(match: re.Match[str]) -> str:
 
 def encode_text(text: str) -> str:
     """The text as a text column holds it."""
-    if text.startswith(ESCAPE_MARK) or _NEEDS_ESCAPE.search(text):
+    if text.startswith(ESCAPE_MARK) or "\x00" in text or (not text.isascii() and _NEEDS_ESCAPE.search(text)):
         return ESCAPE_MARK + _ESCAPED.sub(_digits, text)
     return text
 
@@ -84,6 +85,8 @@ def _escape_leaf(value: Any) -> Any:
         return ESCAPE_MARK + ("NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity")
     if value is None or isinstance(value, int | float):
         return value
+    if type(value) in _PARTS:
+        return _escape(_part(value))  # pydantic's own way would lose lone surrogates
     return _escape(to_jsonable_python(value, inf_nan_mode="constants"))
 
 
@@ -101,9 +104,26 @@ def _unescape(value: Any) -> Any:
     return rebuilt(value, _unescape_leaf, decode_text)
 
 
+def _part(value: Any) -> dict[str, Any]:
+    """The members of a part of a span, in the order of their declaration."""
+    if type(value) not in _PARTS:
+        raise TypeError(f"a {type(value).__name__} has no JSON form of its own")
+    return {**vars(value), **value.model_extra} if value.model_extra else vars(value)
+
+
+_PARTS: Final = frozenset({TraceStatus, Event, Link, SpanContext, OtelResource})
+"""Records that are nothing but their fields, so that nobody need be asked how they are written."""
+
 _dump: Final[Callable[[Any], str]] = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"), default=_part
 ).encode
+
+
+def _needs_another_look(text: str) -> bool:
+    """Whether JSON text may hold what a column cannot: control characters are escapes there already."""
+    if "\\u00" in text and (_JSON_MARK in text or "\\u0000" in text):
+        return True
+    return (not text.isascii() and _NEEDS_ESCAPE.search(text) is not None) or _too_deep(text)
 
 
 def _too_deep(text: str) -> bool:
@@ -120,7 +140,7 @@ def encode_json(value: Any) -> str:
     try:
         try:
             text = _dump(value)
-            if _JSON_MARK in text or "\\u0000" in text or _NEEDS_ESCAPE.search(text) or _too_deep(text):
+            if _needs_another_look(text):
                 text = _dump(_escape(value))
         except (ValueError, TypeError):  # a non-finite float, or something that is no JSON yet
             text = _dump(_escape(value))

@@ -53,7 +53,7 @@ class Lanes:
         self._partition = partition
         self._clock = clock
         self._join = join
-        self.hot = database.hot_path(partition)
+        self.hot = database.hot_path(partition, join=join)
         self.enqueue: Joiner[Sequence[RolloutDraft], Sequence[Row]] = self._joiner(
             "enqueue", self._enqueue, weigh=_weigh_rollouts
         )

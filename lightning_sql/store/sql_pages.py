@@ -103,11 +103,13 @@ class _Chunk:
     total: int
     cut: bool
     """Whether there would be more rows but for their size."""
-    seq: int
-    """The insertion number of the last row."""
+    seqs: list[int]
+    """The insertion numbers of the rows."""
 
 
 _ROLLOUTS: Final = _Listing(ROLLOUTS, Rollout, ROLLOUT_COLUMNS, ("input", "metadata"), ("attempt_count",))
+_UNCHANGING: Final = ("rollout_id", "start_time")
+"""What a rollout keeps; a span keeps everything."""
 _SPANS: Final = _Listing(SPANS, Span, SPAN_COLUMNS, ("attributes", "events", "links", "resource", "extra"))
 
 
@@ -236,8 +238,7 @@ class Pages:
             else:
                 page.total = await self._count(hot, listing.table, where)
         if not ended and len(chunk.rows) != limit and (page.total is None or so_far < page.total):
-            left = limit if limit < 0 else limit - len(chunk.rows)
-            page.rest = self._rest(hot, listing, where, sort, left, so_far, chunk)
+            page.rest = self._rest(hot, listing, where, sort, limit, offset, chunk)
         return page
 
     def _heads(self, sort: Sort | None, statuses: Sequence[str], most: int) -> FromClause | None:
@@ -301,9 +302,9 @@ class Pages:
         )
         found = await hot.fetch(statement)
         if not found:
-            return _Chunk([], 0, False, 0)
+            return _Chunk([], 0, False, [])
         cut = len(found) < limit and found[-1][1] >= CHUNK_BYTES
-        return _Chunk([row[3:] for row in found], found[0][0], cut, found[-1][2])
+        return _Chunk([row[3:] for row in found], found[0][0], cut, [row[2] for row in found])
 
     def _with_attempts(
         self, rollouts: FromClause, columns: list[ColumnElement[Any]]
@@ -327,13 +328,14 @@ class Pages:
         sort: Sort | None,
         limit: int,
         offset: int,
-        last: _Chunk,
+        first: _Chunk,
     ) -> AsyncIterator[Sequence[Row]]:
-        """The chunks after the first one."""
+        """The chunks of a page after the first one."""
         if sort is None or (listing is _SPANS and sort.field == "sequence_id" and not sort.descending):
-            chunks = self._by_key(hot, listing, where, sort, limit, last)
+            left = limit if limit < 0 else limit - len(first.rows)
+            chunks = self._by_key(hot, listing, where, sort, left, first)
         else:
-            chunks = self._by_list(hot, listing, where, sort, limit, offset)
+            chunks = self._by_list(hot, listing, where, sort, limit, offset, first)
         async for chunk in chunks:
             yield chunk
 
@@ -344,10 +346,10 @@ class Pages:
         table = listing.table
         while limit:
             wanted = CHUNK_ROWS if limit < 0 else min(limit, CHUNK_ROWS)
-            behind = table.c[SEQ] > last.seq
+            behind = table.c[SEQ] > last.seqs[-1]
             if sort is not None:
                 place = last.rows[-1][listing.names.index(sort.field)]
-                behind = tuple_(table.c[sort.field], table.c[SEQ]) > tuple_(place, last.seq)
+                behind = tuple_(table.c[sort.field], table.c[SEQ]) > tuple_(place, last.seqs[-1])
             chunk = await self._chunk(hot, listing, and_(where, behind), sort, wanted)
             if not chunk.rows:
                 return
@@ -358,17 +360,35 @@ class Pages:
             last = chunk
 
     async def _by_list(
-        self, hot: Fetcher, listing: _Listing, where: ColumnElement[bool], sort: Sort | None, limit: int, offset: int
+        self,
+        hot: Fetcher,
+        listing: _Listing,
+        where: ColumnElement[bool],
+        sort: Sort,
+        limit: int,
+        offset: int,
+        first: _Chunk,
     ) -> AsyncIterator[Sequence[Row]]:
         """In any other order: which rows there are is settled once, then they are looked up."""
         table = listing.table
         keys = select(table.c[SEQ]).where(where).order_by(*order_by(sort, table, listing.item_type))
-        wanted = array("q", (row[0] for row in await hot.fetch(self._window(keys, limit, offset))))
+        found = array("q", (row[0] for row in await hot.fetch(self._window(keys, limit, offset))))
+        # Since the first chunk, rows may have come and gone, and those whose order can change have moved.
+        if (listing is _SPANS or sort.field in _UNCHANGING) and first.seqs[-1] in found:
+            found = found[found.index(first.seqs[-1]) + 1 :]
+        given = set(first.seqs)
+        wanted = array("q", (seq for seq in found if seq not in given))
+        if limit >= 0:
+            wanted = wanted[: limit - len(given)]
+        left: list[int] = []
         begin = 0
-        while begin < len(wanted):
-            some = wanted[begin : begin + CHUNK_ROWS].tolist()
+        while left or begin < len(wanted):
+            end = begin + CHUNK_ROWS - len(left)
+            some = left + wanted[begin:end].tolist()
+            begin = end
             among = self._dialect.within(table.c[SEQ], some, FieldKind.INTEGER)
             chunk = await self._chunk(hot, listing, and_(where, among), sort, CHUNK_ROWS)
-            begin += some.index(chunk.seq) + 1 if chunk.cut else len(some)
+            given = set(chunk.seqs)
+            left = [seq for seq in some if seq not in given] if chunk.cut else []
             if chunk.rows:
                 yield chunk.rows

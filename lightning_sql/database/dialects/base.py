@@ -107,8 +107,11 @@ class Dialect(ABC):
         """Fresh engines; nothing is connected yet. With `reflection` they can read the schema instead of payloads."""
 
     @abstractmethod
-    def hot_path(self, url: URL, engines: EnginePair, partition: str) -> HotPath:
-        """The native store's way to a partition, for the running event loop; connects when first used."""
+    def hot_path(self, url: URL, engines: EnginePair, partition: str, *, join: bool = True) -> HotPath:
+        """The native store's way to a partition, for the running event loop; connects when first used.
+
+        With `join`, operations may share a commit.
+        """
 
     @abstractmethod
     def transaction_options(self, *, writing: bool, snapshot: bool) -> Mapping[str, Any]:

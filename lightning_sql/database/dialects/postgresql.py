@@ -129,7 +129,7 @@ class PostgreSQL(Dialect):
         return EnginePair(engine, engine)
 
     @override
-    def hot_path(self, url: URL, engines: EnginePair, partition: str) -> HotPath:
+    def hot_path(self, url: URL, engines: EnginePair, partition: str, *, join: bool = True) -> HotPath:
         return PostgreSQLHotPath(engines.writer, partition)
 
     @override

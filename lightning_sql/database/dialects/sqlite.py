@@ -143,8 +143,8 @@ class SQLite(Dialect):
         return EnginePair(writer, reader)
 
     @override
-    def hot_path(self, url: URL, engines: EnginePair, partition: str) -> HotPath:
-        return SQLiteHotPath(_file_of(url), _pragmas(url), partition, self.failure)
+    def hot_path(self, url: URL, engines: EnginePair, partition: str, *, join: bool = True) -> HotPath:
+        return SQLiteHotPath(_file_of(url), _pragmas(url), partition, self.failure, join=join)
 
     def _engine(self, url: URL, size: int, begin: str, pragmas: Mapping[str, str]) -> AsyncEngine:
         engine = create_async_engine(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from sqlite3 import Cursor
 from typing import TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Executable, Integer, Table, func, literal_column, select
@@ -42,12 +43,20 @@ class SQLiteHotPath(HotPath):
         pragmas: of every connection.
         partition: as the caller names it.
         classify: what an error of the driver means.
+        join: whether operations that wait for the writer together may share a transaction.
     """
 
     def __init__(
-        self, file: Path, pragmas: Mapping[str, str], partition: str, classify: Callable[[BaseException], Failure]
+        self,
+        file: Path,
+        pragmas: Mapping[str, str],
+        partition: str,
+        classify: Callable[[BaseException], Failure],
+        *,
+        join: bool,
     ) -> None:
         self._file = file
+        self._join = join
         self._pragmas = pragmas
         self._name = partition
         self._partition = encode_text(partition)
@@ -63,17 +72,21 @@ class SQLiteHotPath(HotPath):
             self._abandon.atexit = False
         return threads
 
+    async def _hot(self, work: Callable[[Cursor], R]) -> R:
+        threads = self._here()
+        return await (threads.hot(work) if self._join else threads.hot_alone(work))
+
     @override
     async def enqueue(self, drafts: Sequence[RolloutDraft], now: float | None) -> Enqueued:
-        return await self._here().hot(lambda cursor: rules.enqueue(cursor, self._partition, drafts, now))
+        return await self._hot(lambda cursor: rules.enqueue(cursor, self._partition, drafts, now))
 
     @override
     async def claim(self, claims: Sequence[Claim], now: float | None) -> tuple[float, list[list[Row]]]:
-        return await self._here().hot(lambda cursor: rules.claim(cursor, self._partition, claims, now))
+        return await self._hot(lambda cursor: rules.claim(cursor, self._partition, claims, now))
 
     @override
     async def add_spans(self, batches: Sequence[SpanBatch], now: float | None) -> list[list[SpanOutcome]]:
-        return await self._here().hot(lambda cursor: rules.add_spans(cursor, self._partition, batches, now))
+        return await self._hot(lambda cursor: rules.add_spans(cursor, self._partition, batches, now))
 
     @override
     async def new_spans(self, spans: Sequence[tuple[str, str, str]]) -> list[bool]:
@@ -81,15 +94,15 @@ class SQLiteHotPath(HotPath):
 
     @override
     async def update_attempts(self, changes: Sequence[AttemptChange], now: float | None) -> list[AttemptChanged | None]:
-        return await self._here().hot(lambda cursor: rules.update_attempts(cursor, self._partition, changes, now))
+        return await self._hot(lambda cursor: rules.update_attempts(cursor, self._partition, changes, now))
 
     @override
     async def issue_numbers(self, counts: Mapping[str, int]) -> dict[str, int]:
-        return await self._here().hot(lambda cursor: rules.issue_numbers(cursor, self._partition, counts))
+        return await self._hot(lambda cursor: rules.issue_numbers(cursor, self._partition, counts))
 
     @override
     async def beat_workers(self, beats: Sequence[WorkerBeat], now: float | None) -> list[Row]:
-        return await self._here().hot(lambda cursor: rules.beat_workers(cursor, self._partition, beats, now))
+        return await self._hot(lambda cursor: rules.beat_workers(cursor, self._partition, beats, now))
 
     @override
     async def rollouts(self, rollout_ids: Sequence[str], finished: bool) -> list[Row]:

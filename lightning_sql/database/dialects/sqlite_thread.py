@@ -160,6 +160,10 @@ class _Seat:
             raise
         return result
 
+    def hot_alone(self, work: Callable[[Cursor], R]) -> R:
+        """As `hot`; another name, by which jobs that must not join are told from those that may."""
+        return self.hot(work)
+
     def cold(self, work: Callable[[Connection], R]) -> R:
         """Run work on the connection in a transaction."""
         connection, cursor = self._begun()
@@ -270,6 +274,10 @@ class Threads:
     def hot(self, work: Callable[[Cursor], R]) -> asyncio.Future[R]:
         """Write in a transaction, which waiting ones may share; a failure leaves nothing of this work, and no other."""
         return self._put(self._jobs, _Seat.hot, work)
+
+    def hot_alone(self, work: Callable[[Cursor], R]) -> asyncio.Future[R]:
+        """As `hot`, in a transaction of its own."""
+        return self._put(self._jobs, _Seat.hot_alone, work)
 
     def cold(self, work: Callable[[Connection], R]) -> asyncio.Future[R]:
         """Write in a transaction of its own."""
