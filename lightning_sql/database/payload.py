@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
 from pydantic_core import to_jsonable_python
 
 from lightning_sql.errors import UnstorableValueError
@@ -27,6 +28,7 @@ __all__ = [
     "decode_json",
     "decode_text",
     "encode_json",
+    "encode_part",
     "encode_text",
     "is_escaped",
     "needle_forms",
@@ -108,7 +110,8 @@ def _part(value: Any) -> dict[str, Any]:
     """The members of a part of a span, in the order of their declaration."""
     if type(value) not in _PARTS:
         raise TypeError(f"a {type(value).__name__} has no JSON form of its own")
-    return {**vars(value), **value.model_extra} if value.model_extra else vars(value)
+    members: dict[str, Any] = vars(value)
+    return {**members, **value.model_extra} if value.model_extra else members
 
 
 _PARTS: Final = frozenset({TraceStatus, Event, Link, SpanContext, OtelResource})
@@ -117,6 +120,10 @@ _PARTS: Final = frozenset({TraceStatus, Event, Link, SpanContext, OtelResource})
 _dump: Final[Callable[[Any], str]] = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"), default=_part
 ).encode
+
+
+_fast_encoder: Final = msgspec.json.Encoder(enc_hook=_part)
+_fast_decoder: Final = msgspec.json.Decoder()
 
 
 def _needs_another_look(text: str) -> bool:
@@ -153,7 +160,23 @@ def encode_json(value: Any) -> str:
     return text
 
 
+def encode_part(value: Any) -> str:
+    """As `encode_json`, faster, for a part of a span that was validated: attributes, or one of its records."""
+    try:
+        encoded = _fast_encoder.encode(value)
+    except UnicodeEncodeError:  # a lone surrogate
+        return encode_json(value)
+    # A null may have been a float that is not finite, and an escape may be one that no column holds.
+    if b"null" in encoded or b"\\u00" in encoded or encoded.count(b"[") + encoded.count(b"{") > NESTING_LIMIT:
+        return encode_json(value)
+    text = encoded.decode()
+    return text if text.isascii() or _NEEDS_ESCAPE.search(text) is None else encode_json(value)
+
+
 def decode_json(text: str) -> Any:
     """The value that `encode_json` was given."""
-    value = json.loads(text)
+    try:
+        value = _fast_decoder.decode(text)
+    except (msgspec.MsgspecError, RecursionError):  # what only Python's own parser reads: very long integers
+        value = json.loads(text)
     return _unescape(value) if _JSON_MARK in text else value

@@ -127,6 +127,7 @@ class SqlStore(SqlReads):
         self._clock = clock
         self._join = join
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Here] = WeakKeyDictionary()
+        self._latest: tuple[asyncio.AbstractEventLoop, _Here] | None = None
 
     def __repr__(self) -> str:
         return f"<SqlStore of {self._partition!r} in {self._database!r}>"
@@ -134,6 +135,8 @@ class SqlStore(SqlReads):
     @property
     def _here(self) -> _Here:
         loop = asyncio.get_running_loop()
+        if self._latest is not None and self._latest[0] is loop:
+            return self._latest[1]
         here = self._loops.get(loop)
         if here is None:
             here = self._loops[loop] = _Here(
@@ -141,6 +144,7 @@ class SqlStore(SqlReads):
                 FinishWatcher(self._find_finished, POLL_SECONDS),
                 ScanGate(self.sweep, self._scan_debounce_seconds, self._clock or time.monotonic),
             )
+        self._latest = loop, here
         return here
 
     @property
@@ -164,6 +168,7 @@ class SqlStore(SqlReads):
             await here.watcher.close()
             await here.lanes.close()
             self._loops.pop(asyncio.get_running_loop(), None)
+            self._latest = None
         await self._database.close()
 
     @override
