@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from pydantic_core import to_jsonable_python
@@ -110,7 +110,7 @@ def _part(value: Any) -> dict[str, Any]:
     """The members of a part of a span, in the order of their declaration."""
     if type(value) not in _PARTS:
         raise TypeError(f"a {type(value).__name__} has no JSON form of its own")
-    members: dict[str, Any] = vars(value)
+    members = cast(dict[str, Any], vars(value))
     return {**members, **value.model_extra} if value.model_extra else members
 
 

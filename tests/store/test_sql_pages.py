@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, update
 
-from lightning_sql.database.native import ROLLOUTS, SPANS
+from lightning_sql.database.native import ATTEMPTS, ROLLOUTS, SPANS
 from lightning_sql.errors import InvalidRequestError
 from lightning_sql.records import AttemptedRollout, EnqueueRolloutRequest, Rollout, RolloutConfig
 from lightning_sql.store import sql_pages
@@ -172,8 +172,9 @@ async def test_no_chunk_is_heavier_than_it_may_be(store: SqlStore, monkeypatch: 
 
 async def forget(store: SqlStore, *rollout_ids: str) -> None:
     """Delete rollouts behind the store's back."""
-    statement = delete(ROLLOUTS).where(ROLLOUTS.c.rollout_id.in_(rollout_ids))
-    await store._lanes.hot.write(lambda connection: connection.execute(statement) and None)
+    for table in (ATTEMPTS, ROLLOUTS):
+        statement = delete(table).where(table.c.rollout_id.in_(rollout_ids))
+        await store._lanes.hot.write(lambda connection, statement=statement: connection.execute(statement) and None)
 
 
 @pytest.mark.parametrize("sort_order", ["asc", "desc"])
@@ -195,10 +196,8 @@ async def test_what_others_write_between_chunks(
     changed: set[str] = set()
     new: set[str] = set()
     chance = random.Random(5)
-    step = 0
-    for _ in range(100):
-        step += 1
-        if step <= 4:
+    for step in range(100):
+        if step < 4:
             clock.now += 1.0
             ahead = [id_ for id_ in before if id_ not in seen and id_ not in changed]
             gone, ended, moved = chance.sample(ahead, 3)

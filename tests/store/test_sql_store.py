@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+
 from lightning_sql.database.dialects.postgresql_hot import FRONT_AGE_SECONDS, FULL_SCAN_SECONDS, QueueFront
 from lightning_sql.errors import (
     DatabaseUnavailableError,
