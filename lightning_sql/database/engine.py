@@ -201,9 +201,17 @@ class Database:
 
         With `repeatable`, also when it is not known whether it took place, since a second time does no harm.
         """
+        try:
+            return await attempt()
+        except Exception as error:  # noqa: BLE001 - the next attempt is told what to do about it
+            first: Exception | None = error
 
         async def translated() -> R:
+            nonlocal first
             with self.translated():
+                if first is not None:
+                    failed, first = first, None
+                    raise failed
                 return await attempt()
 
         return await self._again(translated, True, repeatable=repeatable)

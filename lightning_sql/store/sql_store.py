@@ -159,7 +159,9 @@ class SqlStore(SqlReads):
 
     @override
     async def _pass_gate(self) -> None:
-        await self._here.gate.pass_through()
+        gate = self._here.gate
+        if gate.due:
+            await gate.pass_through()
 
     @override
     async def close(self) -> None:

@@ -6,8 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -57,6 +56,12 @@ _SPAN_FIELDS: Final = SpanDraft._fields
 
 
 _ANALYZE_LOCK: Final = 0x616E616C797A65
+HOT_SETTINGS: Final = """
+    SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off
+"""
+"""Planning a hot statement takes longer than running it, and no value would change its plan. It looks up
+rows by key, so a plan must not be kept that reads a whole table because the table was small once."""
+
 _GROWN: Final = text(
     """
     SELECT c.relname FROM pg_class c JOIN pg_stat_user_tables s ON s.relid = c.oid
@@ -132,18 +137,18 @@ class _Connections:
         self._idle: list[_Held] = []
         self._free = asyncio.Semaphore(most)
 
-    @asynccontextmanager
-    async def one(self) -> AsyncGenerator[_Held]:
-        """A connection in autocommit, which is thrown away if the body raises."""
+    async def use(self, work: Callable[[_Held], Awaitable[R]]) -> R:
+        """Work with a connection in autocommit, which is thrown away if that raises."""
         async with self._free:
             held = await self._checked_out()
             try:
-                yield held
+                result = await work(held)
             except BaseException:
                 # Whatever state it is in, nobody else shall find out.
                 await self._discard(held)
                 raise
             self._idle.append(held)
+            return result
 
     async def _checked_out(self) -> _Held:
         while self._idle:
@@ -189,22 +194,25 @@ class PostgreSQLHotPath(HotPath):
         self._engine = engine
         self._partition = encode_text(partition)
         self._checked = False
-        # Planning a hot statement takes longer than running it, and no value would change its plan.
-        self._hot = _Connections(engine, HOT_CONNECTIONS, "SET plan_cache_mode = force_generic_plan")
+        self._hot = _Connections(engine, HOT_CONNECTIONS, HOT_SETTINGS)
         self._pages = _Connections(engine, PAGE_CONNECTIONS)
         self._front = QueueFront()
 
     async def _run(self, statement: HotStatement, values: Mapping[str, Any], *, writing: bool = True) -> list[Any]:
-        async with self._hot.one() as held:
+        arguments = statement.arguments(values)
+
+        async def run(held: _Held) -> list[Any]:
             if not self._checked:
                 self._checked = True
                 await _warn_of_loss(held.driver)
             try:
-                return await held.driver.fetch(statement.sql, *statement.arguments(values))
+                return await held.driver.fetch(statement.sql, *arguments)
             except Exception as error:
                 if writing and held.driver.is_closed():
                     raise CommitUnknownError from error
                 raise
+
+        return await self._hot.use(run)
 
     @override
     async def close(self) -> None:
@@ -339,10 +347,12 @@ class PostgreSQLHotPath(HotPath):
 
     @override
     async def fetch(self, statement: Executable) -> Sequence[Row]:
-        async with self._pages.one() as held:
+        async def run(held: _Held) -> Sequence[Row]:
             rows = (await held.connection.execute(statement)).all()
             await held.connection.rollback()
-        return rows
+            return rows
+
+        return await self._pages.use(run)
 
     @override
     async def read(self, work: Callable[[Connection], R]) -> R:

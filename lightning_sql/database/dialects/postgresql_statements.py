@@ -56,14 +56,19 @@ class HotStatement:
         compiled = self.clause.compile(dialect=PGDialect_asyncpg())
         return compiled.string, tuple(compiled.positiontup or ())
 
-    @property
+    @cached_property
     def sql(self) -> str:
         """The text that the driver gets."""
         return self._compiled[0]
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What the values are called that it takes, in their order."""
+        return self._compiled[1]
+
     def arguments(self, values: Mapping[str, Any]) -> list[Any]:
         """The values by name, in the order that the text numbers them."""
-        return [values[name] for name in self._compiled[1]]
+        return [values[name] for name in self.names]
 
 
 def _words(values: Iterable[str]) -> str:
@@ -429,17 +434,20 @@ def _rollouts(name: str, condition: str) -> HotStatement:
         name,
         f"""
 SELECT {_texts("r", ROLLOUTS_TABLE, ROLLOUT_COLUMNS)}, {_texts("a", ATTEMPTS_TABLE, ATTEMPT_COLUMNS)}
-FROM rollouts r LEFT JOIN LATERAL (
+FROM unnest(CAST(:rollout_id AS text[])) g (rollout_id) CROSS JOIN LATERAL (
+    SELECT {_columns("o", ROLLOUT_COLUMNS)}, o.attempt_count FROM rollouts o
+    WHERE o.partition_id = :partition AND o.rollout_id = g.rollout_id LIMIT 1
+) r LEFT JOIN LATERAL (
     SELECT {_columns("b", ATTEMPT_COLUMNS)} FROM attempts b
     WHERE b.partition_id = :partition AND b.rollout_id = r.rollout_id AND b.sequence_id = r.attempt_count LIMIT 1
 ) a ON true
-WHERE r.partition_id = :partition AND r.rollout_id = ANY (CAST(:rollout_id AS text[])){condition}
+{condition}
 """,
     )
 
 
 ROLLOUTS: Final = _rollouts("rollouts", "")
-FINISHED_ROLLOUTS: Final = _rollouts("finished_rollouts", f" AND r.status IN {_FINISHED}")
+FINISHED_ROLLOUTS: Final = _rollouts("finished_rollouts", f"WHERE r.status IN {_FINISHED}")
 
 STATEMENTS: Final = (
     ENQUEUE,
