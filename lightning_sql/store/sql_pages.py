@@ -220,7 +220,7 @@ class Pages:
         statuses: Sequence[str] | None = None,
     ) -> RowPage:
         wanted = CHUNK_ROWS if limit < 0 else min(limit, CHUNK_ROWS)
-        chosen = None if statuses is None else self._heads(sort, statuses, wanted + offset)
+        chosen = None if statuses is None else self._heads(sort, statuses, wanted, offset)
         # A list without a limit tells how long it is by its end, if it ends here.
         counted = total and limit > 0
         count = select(func.count()).select_from(listing.table).where(where).scalar_subquery()
@@ -241,21 +241,23 @@ class Pages:
             page.rest = self._rest(hot, listing, where, sort, limit, offset, chunk)
         return page
 
-    def _heads(self, sort: Sort | None, statuses: Sequence[str], most: int) -> FromClause | None:
-        """The first rollouts of each status, where an index has them in order; together they hold the page."""
-        if sort is None or sort.field != "start_time" or most > MERGED_ROWS:
+    def _heads(self, sort: Sort | None, statuses: Sequence[str], limit: int, offset: int) -> FromClause | None:
+        """Which rollouts of some statuses make up a page, from the first ones of each, which an index has in order."""
+        if not statuses or sort is None or sort.field != "start_time" or limit + offset > MERGED_ROWS:
             return None
-        branches = [
-            select(
-                select(ROLLOUTS.c[SEQ])
-                .where(ROLLOUTS.c[PARTITION] == self._partition, ROLLOUTS.c.status == status)
-                .order_by(*order_by(sort, ROLLOUTS, Rollout))
-                .limit(most)
-                .subquery()
+        heads = union_all(
+            *(
+                select(
+                    select(ROLLOUTS.c[SEQ], ROLLOUTS.c.start_time)
+                    .where(ROLLOUTS.c[PARTITION] == self._partition, ROLLOUTS.c.status == status)
+                    .order_by(*order_by(sort, ROLLOUTS, Rollout))
+                    .limit(limit + offset)
+                    .subquery()
+                )
+                for status in statuses
             )
-            for status in statuses
-        ]
-        return union_all(*branches).subquery() if branches else None
+        ).subquery()
+        return self._window(select(heads.c[SEQ]).order_by(*order_by(sort, heads, Rollout)), limit, offset).subquery()
 
     async def _chunk(
         self,
@@ -271,16 +273,14 @@ class Pages:
     ) -> _Chunk:
         """One statement's rows: as many as asked for, or as few as keep within `CHUNK_BYTES`."""
         table = listing.table
-        source: FromClause = table
-        if chosen is not None:
-            # Look each one up: the condition on the partition is repeated where it meets the index.
-            source = chosen.join(table, and_(table.c[PARTITION] == self._partition, table.c[SEQ] == chosen.c[SEQ]))
-        needed = [table.c[name] for name in (SEQ, *listing.names, *listing.keys)]
-        window = self._window(
-            select(*needed).select_from(source).where(where).order_by(*order_by(sort, table, listing.item_type)),
-            limit,
-            offset,
-        ).subquery()
+        needed = select(*(table.c[name] for name in (SEQ, *listing.names, *listing.keys)))
+        if chosen is None:
+            ordered = needed.where(where).order_by(*order_by(sort, table, listing.item_type))
+            window = self._window(ordered, limit, offset).subquery()
+        else:
+            # Each is looked up by its key, so nothing more is said of them.
+            same = and_(table.c[PARTITION] == self._partition, table.c[SEQ] == chosen.c[SEQ])
+            window = needed.select_from(chosen.join(table, same)).subquery()
         ordering = order_by(sort, window, listing.item_type)
         size = functools.reduce(operator.add, (self._dialect.stored_size(window.c[name]) for name in listing.payloads))
         running = func.sum(size).over(order_by=ordering, rows=(None, 0))

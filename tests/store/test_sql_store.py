@@ -132,9 +132,10 @@ async def test_updates_of_one_attempt_take_place_in_order(store: SqlStore) -> No
     config = RolloutConfig(max_attempts=9, retry_condition=["failed", "timeout"])
     for last, status in (("succeeded", "succeeded"), ("failed", "requeuing"), ("running", "running")):
         [rollout] = await started(store, config=config, worker_id="w")
+        steps: list[Any] = ["running", "failed", "timeout", "running", "failed", "succeeded", last]
         calls = [
             store.update_attempt(*key_of(rollout), status=step, metadata={"step": number})
-            for number, step in enumerate(["running", "failed", "timeout", "running", "failed", "succeeded", last])
+            for number, step in enumerate(steps)
         ]
         answers = await at_once(*calls)
         assert [attempt.metadata for attempt in answers] == [{"step": number} for number in range(7)]
@@ -193,11 +194,12 @@ async def test_new_rollouts_at_once_get_the_latest_resources(store: SqlStore) ->
 async def test_an_unknown_attempt_fails_alone(store: SqlStore) -> None:
     rollouts = await started(store, 49)
     lost = ("ro-none", "at-none")
-    for call in (
+    calls: list[Callable[[tuple[str, str], int], Coroutine[Any, Any, Any]]] = [
         lambda key, number: store.update_attempt(*key, status="running", metadata={"n": number}),
         lambda key, number: store.add_span(make_span(*key, "a", number)),
-        lambda key, number: store.add_many_spans([make_span(*key, "b", number), make_span(*key, "c", number)]),
-    ):
+        lambda key, number: store.add_many_spans([make_span(*key, name, number) for name in "bc"]),
+    ]
+    for call in calls:
         keys = [key_of(rollout) for rollout in rollouts]
         keys.insert(20, lost)
         answers = await at_once(*(call(key, number) for number, key in enumerate(keys)))
@@ -262,7 +264,7 @@ async def test_a_cancelled_caller_takes_nobody_along(store: SqlStore) -> None:
     await asyncio.sleep(0)
     for task in tasks[5:15]:
         task.cancel()
-    answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE)
+    answers: list[Any] = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE)
     kept = [*range(5), *range(15, 30)]
     assert [answers[number].input for number in kept] == kept
     counts = Counter(rollout.input for rollout in await store.query_rollouts())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
+from asyncpg.exceptions import InternalClientError
 from sqlalchemy import (
     ARRAY,
     ColumnElement,
@@ -178,6 +179,7 @@ class PostgreSQL(Dialect):
             failure = _BY_STATE.get(state) or _BY_CLASS.get(state[:2])
             if failure is not None:
                 return failure
-        if isinstance(error, OSError | TimeoutError | PoolTimeoutError | InterfaceError):
+        # The driver says the last of these of a session that was ended while it was idle.
+        if isinstance(error, OSError | TimeoutError | PoolTimeoutError | InterfaceError | InternalClientError):
             return Failure.UNAVAILABLE
         return Failure.UNAVAILABLE if getattr(error, "connection_invalidated", False) else Failure.OTHER

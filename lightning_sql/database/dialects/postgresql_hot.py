@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from asyncpg.exceptions import AdminShutdownError, InternalClientError
 from sqlalchemy import ColumnElement, Connection, Double, Executable, Table, extract, func, select, text
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -33,6 +34,7 @@ from lightning_sql.database.dialects.hot import (
 from lightning_sql.database.dialects.postgresql_statements import HotStatement
 from lightning_sql.database.native import ORDERS, ROLLOUT_COLUMNS, TABLES
 from lightning_sql.database.payload import encode_text
+from lightning_sql.errors import DatabaseUnavailableError
 
 __all__ = ["PostgreSQLHotPath", "QueueFront"]
 
@@ -176,6 +178,15 @@ class _Connections:
             await self._discard(self._idle.pop())
 
 
+def _is_undone(error: BaseException) -> bool:
+    """Whether it is known that a statement did not take place whose connection broke.
+
+    Either the driver had not sent it yet, or the server said why it ends the session. It says nothing
+    more to a client that it could not tell of a commit.
+    """
+    return isinstance(error, InternalClientError) or isinstance(error.__cause__, AdminShutdownError)
+
+
 async def _driver_of(connection: AsyncConnection) -> Any:
     return (await connection.get_raw_connection()).driver_connection
 
@@ -208,9 +219,11 @@ class PostgreSQLHotPath(HotPath):
             try:
                 return await held.driver.fetch(statement.sql, *arguments)
             except Exception as error:
-                if writing and held.driver.is_closed():
+                if not held.driver.is_closed():
+                    raise
+                if writing and not _is_undone(error):
                     raise CommitUnknownError from error
-                raise
+                raise DatabaseUnavailableError from error
 
         return await self._hot.use(run)
 
@@ -230,51 +243,66 @@ class PostgreSQLHotPath(HotPath):
 
     @override
     async def claim(self, claims: Sequence[Claim], now: float | None) -> tuple[float, list[list[Row]]]:
-        attempt_ids = [attempt_id for claim in claims for attempt_id in claim.attempt_ids]
+        attempt_ids: list[str] = []
+        slot_workers: list[str | None] = []
+        workers: list[tuple[str, int, int]] = []
+        for claim in claims:
+            first = len(attempt_ids) + 1
+            attempt_ids += claim.attempt_ids
+            slot_workers += [claim.worker_id] * len(claim.attempt_ids)
+            if claim.worker_id:
+                workers.append((claim.worker_id, first, len(attempt_ids)))
+        workers.sort()
+        names, first_slots, last_slots = zip(*workers, strict=True) if workers else ((), (), ())
         values: dict[str, Any] = {
             "partition": self._partition,
             "now": now,
             "most": len(attempt_ids),
             "floor": self._front.floor(),
             "attempt_ids": attempt_ids,
-            "slot_workers": [claim.worker_id for claim in claims for _ in claim.attempt_ids],
-            "workers": [claim.worker_id for claim in claims if claim.worker_id],
+            "slot_workers": slot_workers,
+            "workers": names,
+            "first_slots": first_slots,
+            "last_slots": last_slots,
         }
-        found = await self._run(statements.CLAIM, values)
-        instant: float = found[0][-1]
-        rows = [tuple(row) for row in found if row[0] is not None]
-        if rows:
-            self._front.seen(rows[0][_ROLLOUT_WIDTH + 2])
+        rows = await self._run(statements.CLAIM, values)
+        if not rows:
+            return 0.0, [[] for _ in claims]
+        self._front.seen(rows[0][-2])
+        instant: float = rows[0][-1]
+        by_slot: dict[int, Row] = {row[_ROLLOUT_WIDTH + 1]: row for row in rows}
         given: list[list[Row]] = []
-        begin = 0
+        slot = 0
         for claim in claims:
-            end = begin + len(claim.attempt_ids)
-            given.append([row[: _ROLLOUT_WIDTH + 2] for row in rows[begin:end]])
-            begin = end
+            mine: list[Row] = []
+            for attempt_id in claim.attempt_ids:
+                slot += 1
+                row = by_slot.get(slot)
+                if row is not None:
+                    mine.append((*row[:_ROLLOUT_WIDTH], attempt_id, row[_ROLLOUT_WIDTH]))
+            given.append(mine)
         return instant, given
 
     @override
     async def add_spans(self, batches: Sequence[SpanBatch], now: float | None) -> list[list[SpanOutcome]]:
-        pairs: dict[tuple[str, str], int] = {}
         spans: list[SpanDraft] = []
-        pair_of: list[int] = []
         batch_of: list[int | None] = []
         for number, batch in enumerate(batches):
             spans += batch.spans
-            pair_of += [pairs.setdefault((span[0], span[1]), len(pairs) + 1) for span in batch.spans]
             # A span that is alone and unknown is not stored in any case.
             batch_of += [number if batch.strict and len(batch.spans) > 1 else None] * len(batch.spans)
+        pairs = {pair: place for place, pair in enumerate(sorted({(span[0], span[1]) for span in spans}), 1)}
         values: dict[str, Any] = dict(zip(_SPAN_FIELDS, zip(*spans, strict=True), strict=True))
         values |= {
             "partition": self._partition,
             "now": now,
-            "owners": list(dict.fromkeys(rollout_id for rollout_id, _ in pairs)),
             "pair_rollouts": [rollout_id for rollout_id, _ in pairs],
             "pair_attempts": [attempt_id for _, attempt_id in pairs],
-            "pair": pair_of,
+            "pair": [pairs[span[0], span[1]] for span in spans],
             "batch": batch_of,
         }
-        missing = await self._run(statements.ADD_SPANS, values)
+        strictly = any(number is not None for number in batch_of)
+        missing = await self._run(statements.ADD_SPANS_STRICTLY if strictly else statements.ADD_SPANS, values)
         outcomes = [SpanOutcome.STORED] * len(spans)
         for place, unknown in missing:
             outcomes[place - 1] = SpanOutcome.UNKNOWN if unknown else SpanOutcome.DUPLICATE
@@ -300,7 +328,7 @@ class PostgreSQLHotPath(HotPath):
     @override
     async def update_attempts(self, changes: Sequence[AttemptChange], now: float | None) -> list[AttemptChanged | None]:
         answers: list[AttemptChanged | None] = [None] * len(changes)
-        places: list[int] = list(range(len(changes)))
+        places = sorted(range(len(changes)), key=lambda place: changes[place].rollout_id)
         while places:
             rollout_ids, attempt_ids, statuses, workers, beats, metadata = zip(
                 *(changes[place] for place in places), strict=True
@@ -314,15 +342,16 @@ class PostgreSQLHotPath(HotPath):
                 "worker_id": workers,
                 "last_heartbeat_time": beats,
                 "metadata": metadata,
+                "place": places,
             }
             unseen: list[int] = []
             for row in await self._run(statements.UPDATE_ATTEMPTS, values):
-                place = places[int(row[10]) - 1]
-                if row[11]:
+                place: int = row[10]
+                if row[1] is not None:
+                    answers[place] = AttemptChanged(row[:9], row[9])
+                elif row[11]:
                     unseen.append(place)
-                elif row[0] is not None:
-                    answers[place] = AttemptChanged(tuple(row)[:9], row[9])
-            places = sorted(unseen)
+            places = sorted(unseen, key=lambda place: changes[place].rollout_id)
         return answers
 
     @override

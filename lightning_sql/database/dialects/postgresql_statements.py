@@ -31,6 +31,7 @@ from lightning_sql.records import ATTEMPT_ACTIVE, ROLLOUT_ACTIVE, ROLLOUT_FINISH
 
 __all__ = [
     "ADD_SPANS",
+    "ADD_SPANS_STRICTLY",
     "BEAT_WORKERS",
     "CLAIM",
     "ENQUEUE",
@@ -103,14 +104,16 @@ _NOW: Final = """coalesce(
     CAST(:now AS double precision), CAST(extract(epoch FROM statement_timestamp()) AS double precision)
 )"""
 
-_OWNER: Final = """owner AS MATERIALIZED (
-    SELECT r.rollout_id, r.status, r.attempt_count, r.max_attempts, r.retry_condition,
-           r.timeout_seconds IS NOT NULL OR r.unresponsive_seconds IS NOT NULL AS limited
-    FROM rollouts r
-    WHERE r.partition_id = :partition AND r.rollout_id = ANY (CAST(:owners AS text[]))
-    ORDER BY r.rollout_id
-    FOR NO KEY UPDATE
-)"""
+
+def _locked_rollout(rollout_id: str) -> str:
+    """A rollout as it is now, and stays until this statement is done."""
+    return f"""(
+        SELECT r.status, r.attempt_count, r.max_attempts, r.retry_condition,
+            r.timeout_seconds IS NOT NULL OR r.unresponsive_seconds IS NOT NULL AS limited
+        FROM rollouts r WHERE r.partition_id = :partition AND r.rollout_id = {rollout_id}
+        LIMIT 1 FOR NO KEY UPDATE
+    )"""
+
 
 ENQUEUE: Final = HotStatement(
     "enqueue",
@@ -154,31 +157,26 @@ claimed AS (
     SET status = 'preparing', end_time = NULL, queue_position = NULL, attempt_count = r.attempt_count + 1,
         watch_at = {_NOW} + least(r.timeout_seconds, r.unresponsive_seconds)
     WHERE r.partition_id = :partition AND r.rollout_id = ANY (ARRAY(SELECT rollout_id FROM front))
-    RETURNING {_columns("r", ROLLOUT_COLUMNS)}, r.attempt_count,
+    RETURNING {_texts("r", ROLLOUTS_TABLE, ROLLOUT_COLUMNS)}, r.attempt_count,
         array_position(ARRAY(SELECT rollout_id FROM front), r.rollout_id) AS n
-),
-given AS MATERIALIZED (
-    SELECT c.*, (CAST(:attempt_ids AS text[]))[c.n] AS attempt_id, (CAST(:slot_workers AS text[]))[c.n] AS worker_id
-    FROM claimed c
 ),
 begun AS (
     INSERT INTO attempts (partition_id, rollout_id, attempt_id, sequence_id, status, worker_id, start_time)
-    SELECT :partition, c.rollout_id, c.attempt_id, c.attempt_count, 'preparing', c.worker_id, {_NOW}
-    FROM given c
-),
-served AS (
-    SELECT DISTINCT ON (worker_id) worker_id, rollout_id, attempt_id FROM given
-    WHERE worker_id IS NOT NULL ORDER BY worker_id, n DESC
+    SELECT :partition, c.rollout_id, (CAST(:attempt_ids AS text[]))[c.n], c.attempt_count, 'preparing',
+        (CAST(:slot_workers AS text[]))[c.n], {_NOW}
+    FROM claimed c
 ),
 tended AS (
     INSERT INTO workers AS w (partition_id, worker_id, seq, status, last_dequeue_time, last_busy_time,
         last_idle_time, current_rollout_id, current_attempt_id)
-    SELECT :partition, c.worker_id, nextval('workers_order'),
-        CASE WHEN s.worker_id IS NULL THEN 'idle' ELSE 'busy' END, {_NOW},
-        CASE WHEN s.worker_id IS NOT NULL THEN {_NOW} END, CASE WHEN s.worker_id IS NULL THEN {_NOW} END,
-        s.rollout_id, s.attempt_id
-    FROM unnest(CAST(:workers AS text[])) c (worker_id) LEFT JOIN served s ON s.worker_id = c.worker_id
-    ORDER BY c.worker_id
+    SELECT :partition, g.worker_id, nextval('workers_order'),
+        CASE WHEN c.n IS NULL THEN 'idle' ELSE 'busy' END, {_NOW},
+        CASE WHEN c.n IS NOT NULL THEN {_NOW} END, CASE WHEN c.n IS NULL THEN {_NOW} END,
+        c.rollout_id, (CAST(:attempt_ids AS text[]))[c.n]
+    -- A worker has the slots from its first to its last; it is tied to the last of them that got something.
+    FROM unnest(CAST(:workers AS text[]), CAST(:first_slots AS integer[]), CAST(:last_slots AS integer[]))
+            AS g (worker_id, first_slot, last_slot)
+        LEFT JOIN claimed c ON c.n = least(g.last_slot, (SELECT count(*) FROM front)) AND c.n >= g.first_slot
     ON CONFLICT (partition_id, worker_id) DO UPDATE SET
         status = excluded.status,
         last_dequeue_time = excluded.last_dequeue_time,
@@ -188,10 +186,8 @@ tended AS (
         current_rollout_id = coalesce(excluded.current_rollout_id, w.current_rollout_id),
         current_attempt_id = coalesce(excluded.current_attempt_id, w.current_attempt_id)
 )
-SELECT {_texts("c", ROLLOUTS_TABLE, ROLLOUT_COLUMNS)}, c.attempt_id, c.attempt_count,
-    (SELECT min(queue_position) FROM front), {_NOW}
-FROM (SELECT) one LEFT JOIN given c ON true
-ORDER BY c.n
+SELECT {_columns("c", ROLLOUT_COLUMNS)}, c.attempt_count, c.n, (SELECT queue_position FROM front LIMIT 1), {_NOW}
+FROM claimed c
 """,
 )
 
@@ -204,22 +200,28 @@ _SPAN_PAYLOADS: Final = ("status", "attributes", "events", "links", "context", "
 # Rollout and attempt come by the number of their pair, so that they cross the wire once.
 _SPAN_GIVEN: Final = tuple(name for name in SpanDraft._fields if name not in ("rollout_id", "attempt_id"))
 
-ADD_SPANS: Final = HotStatement(
-    "add_spans",
-    f"""
-WITH {_OWNER},
-attempt AS MATERIALIZED (
-    SELECT k.pair, k.rollout_id, k.attempt_id, k.attempt_count, k.limited, k.status AS rollout_status,
+_REFUSED: Final = """refused AS MATERIALIZED (
+    SELECT DISTINCT g.batch FROM given g
+    WHERE g.batch IS NOT NULL AND NOT EXISTS (SELECT FROM attempt a WHERE a.pair = g.pair)
+),
+"""
+_ACCEPTED: Final = "g.batch IS NULL OR NOT EXISTS (SELECT FROM refused f WHERE f.batch = g.batch)"
+
+
+def _add_spans(name: str, refused: str, accepted: str) -> HotStatement:
+    return HotStatement(
+        name,
+        f"""
+WITH attempt AS MATERIALIZED (
+    -- The pairs come sorted, so that every statement locks in the same order.
+    SELECT p.pair, p.rollout_id, p.attempt_id, o.attempt_count, o.limited, o.status AS rollout_status,
         a.status, a.sequence_id
-    FROM (
-        SELECT o.*, p.attempt_id, p.pair
-        FROM unnest(CAST(:pair_rollouts AS text[]), CAST(:pair_attempts AS text[]))
-            WITH ORDINALITY AS p (rollout_id, attempt_id, pair)
-        JOIN owner o ON o.rollout_id = p.rollout_id
-        ORDER BY p.rollout_id COLLATE "C", p.attempt_id COLLATE "C"
-    ) k CROSS JOIN LATERAL (
+    FROM unnest(CAST(:pair_rollouts AS text[]), CAST(:pair_attempts AS text[]))
+        WITH ORDINALITY AS p (rollout_id, attempt_id, pair)
+    CROSS JOIN LATERAL {_locked_rollout("p.rollout_id")} o
+    CROSS JOIN LATERAL (
         SELECT a.status, a.sequence_id FROM attempts a
-        WHERE a.partition_id = :partition AND a.rollout_id = k.rollout_id AND a.attempt_id = k.attempt_id
+        WHERE a.partition_id = :partition AND a.rollout_id = p.rollout_id AND a.attempt_id = p.attempt_id
         LIMIT 1 FOR NO KEY UPDATE
     ) a
 ),
@@ -229,17 +231,13 @@ given AS MATERIALIZED (
         {", ".join(f"CAST(:{name} AS {_SPAN_TYPES.get(name, 'text')}[])" for name in _SPAN_GIVEN)}
     ) WITH ORDINALITY AS u (pair, batch, {", ".join(_SPAN_GIVEN)}, ord)
 ),
-refused AS MATERIALIZED (
-    SELECT DISTINCT g.batch FROM given g
-    WHERE g.batch IS NOT NULL AND NOT EXISTS (SELECT FROM attempt a WHERE a.pair = g.pair)
-),
-stored AS (
+{refused}stored AS (
     INSERT INTO spans (partition_id, rollout_id, attempt_id, seq, {", ".join(_SPAN_GIVEN)})
     SELECT :partition, d.rollout_id, d.attempt_id, nextval('spans_order'),
         {", ".join(f"CAST(d.{n} AS json)" if n in _SPAN_PAYLOADS else f"d.{n}" for n in _SPAN_GIVEN)}
     FROM (
         SELECT g.*, a.rollout_id, a.attempt_id FROM given g JOIN attempt a ON a.pair = g.pair
-        WHERE g.batch IS NULL OR NOT EXISTS (SELECT FROM refused f WHERE f.batch = g.batch)
+        WHERE {accepted}
         ORDER BY g.ord
     ) d
     ON CONFLICT (partition_id, rollout_id, attempt_id, span_id) DO NOTHING
@@ -263,7 +261,7 @@ beaten AS (
     UPDATE attempts a
     SET last_heartbeat_time = {_NOW}, status = {_case("k.status", lifecycle.HEARTBEAT_ATTEMPT, "k.status")}
     FROM attempt k JOIN news n ON n.rollout_id = k.rollout_id AND n.attempt_id = k.attempt_id
-    WHERE a.partition_id = :partition AND a.rollout_id = ANY (CAST(:owners AS text[]))
+    WHERE a.partition_id = :partition AND a.rollout_id = ANY (CAST(:pair_rollouts AS text[]))
         AND a.rollout_id = k.rollout_id AND a.attempt_id = k.attempt_id
     RETURNING k.pair, a.status
 ),
@@ -273,7 +271,8 @@ promoted AS (
         end_time = NULL, queue_position = NULL,
         watch_at = CASE WHEN k.rollout_status NOT IN {_QUEUED} THEN r.watch_at WHEN k.limited THEN {_NOW} END
     FROM attempt k JOIN beaten b ON b.pair = k.pair
-    WHERE r.partition_id = :partition AND r.rollout_id = ANY (CAST(:owners AS text[])) AND r.rollout_id = k.rollout_id
+    WHERE r.partition_id = :partition AND r.rollout_id = ANY (CAST(:pair_rollouts AS text[]))
+        AND r.rollout_id = k.rollout_id
         AND k.sequence_id = k.attempt_count AND b.status = 'running'
         AND k.rollout_status IN {_words(lifecycle.HEARTBEAT_ROLLOUT)}
 )
@@ -282,7 +281,12 @@ FROM given g LEFT JOIN attempt k ON k.pair = g.pair
     LEFT JOIN stored s ON s.rollout_id = k.rollout_id AND s.attempt_id = k.attempt_id AND s.span_id = g.span_id
 WHERE s.span_id IS NULL
 """,
-)
+    )
+
+
+ADD_SPANS: Final = _add_spans("add_spans", "", "true")
+ADD_SPANS_STRICTLY: Final = _add_spans("add_spans_strictly", _REFUSED, _ACCEPTED)
+"""Spans of a batch that has a number are stored only if all of them belong to an attempt."""
 
 NEW_SPANS: Final = HotStatement(
     "new_spans",
@@ -303,48 +307,42 @@ WHERE s.there IS NULL
 """,
 )
 
-_RETRIED: Final = """CASE WHEN strpos(k.retry_condition, '"' || k.status_after || '"') > 0
-        AND k.sequence_id < k.max_attempts THEN 'requeuing' ELSE 'failed' END"""
+_STATUS_AFTER: Final = "coalesce(g.status, a.status)"
+_RETRIED: Final = f"""CASE WHEN strpos(o.retry_condition, '"' || {_STATUS_AFTER} || '"') > 0
+        AND a.sequence_id < o.max_attempts THEN 'requeuing' ELSE 'failed' END"""
 
 UPDATE_ATTEMPTS: Final = HotStatement(
     "update_attempts",
     f"""
-WITH {_OWNER},
-given AS MATERIALIZED (
-    SELECT * FROM unnest(
+WITH follow AS MATERIALIZED (
+    -- The rollouts come sorted, so that every statement locks in the same order.
+    SELECT g.place, g.rollout_id, g.attempt_id AS wanted, g.status AS new_status, g.worker_id AS new_worker,
+        g.last_heartbeat_time AS new_heartbeat,
+        o.status AS rollout_status, o.attempt_count, o.limited,
+        a.attempt_id, a.sequence_id, a.start_time,
+        {_STATUS_AFTER} AS status_after,
+        coalesce(g.worker_id, a.worker_id) AS worker_after,
+        coalesce(g.last_heartbeat_time, a.last_heartbeat_time) AS heartbeat_after,
+        coalesce(CAST(g.metadata AS json), a.metadata) AS metadata_after,
+        CASE WHEN g.status IN {_ENDED} THEN {_NOW} ELSE a.end_time END AS end_after,
+        a.sequence_id = o.attempt_count AS latest,
+        CASE WHEN a.sequence_id = o.attempt_count AND o.status <> 'cancelled'
+            THEN {_case(_STATUS_AFTER, lifecycle.OUTCOME, _RETRIED)} ELSE o.status END AS rollout_after
+    FROM unnest(
         CAST(:owners AS text[]), CAST(:attempt_id AS text[]), CAST(:status AS text[]), CAST(:worker_id AS text[]),
-        CAST(:last_heartbeat_time AS double precision[]), CAST(:metadata AS text[])
-    ) WITH ORDINALITY AS u (rollout_id, attempt_id, status, worker_id, last_heartbeat_time, metadata, ord)
-),
-work AS MATERIALIZED (
-    SELECT k.*, a.attempt_id, a.sequence_id, a.start_time,
-        coalesce(k.new_status, a.status) AS status_after,
-        coalesce(k.new_worker, a.worker_id) AS worker_after,
-        coalesce(k.new_heartbeat, a.last_heartbeat_time) AS heartbeat_after,
-        coalesce(CAST(k.new_metadata AS json), a.metadata) AS metadata_after,
-        CASE WHEN k.new_status IN {_ENDED} THEN {_NOW} ELSE a.end_time END AS end_after,
-        a.sequence_id = k.attempt_count AS latest
-    FROM (
-        SELECT o.rollout_id, o.status AS rollout_status, o.attempt_count, o.max_attempts, o.retry_condition, o.limited,
-            g.ord, g.attempt_id AS wanted, g.status AS new_status, g.worker_id AS new_worker,
-            g.last_heartbeat_time AS new_heartbeat, g.metadata AS new_metadata
-        FROM owner o JOIN given g ON g.rollout_id = o.rollout_id
-        ORDER BY o.rollout_id
-    ) k CROSS JOIN LATERAL (
+        CAST(:last_heartbeat_time AS double precision[]), CAST(:metadata AS text[]), CAST(:place AS integer[])
+    ) AS g (rollout_id, attempt_id, status, worker_id, last_heartbeat_time, metadata, place)
+    CROSS JOIN LATERAL {_locked_rollout("g.rollout_id")} o
+    LEFT JOIN LATERAL (
         SELECT a.attempt_id, a.sequence_id, a.start_time, a.end_time, a.status, a.worker_id, a.last_heartbeat_time,
             a.metadata
         FROM attempts a
-        WHERE a.partition_id = :partition AND a.rollout_id = k.rollout_id AND a.attempt_id = coalesce(k.wanted, (
+        WHERE a.partition_id = :partition AND a.rollout_id = g.rollout_id AND a.attempt_id = coalesce(g.attempt_id, (
             SELECT l.attempt_id FROM attempts l
-            WHERE l.partition_id = :partition AND l.rollout_id = k.rollout_id AND l.sequence_id = k.attempt_count
+            WHERE l.partition_id = :partition AND l.rollout_id = g.rollout_id AND l.sequence_id = o.attempt_count
         ))
         LIMIT 1 FOR NO KEY UPDATE
-    ) a
-),
-follow AS MATERIALIZED (
-    SELECT k.*, CASE WHEN k.latest AND k.rollout_status <> 'cancelled'
-        THEN {_case("k.status_after", lifecycle.OUTCOME, _RETRIED)} ELSE k.rollout_status END AS rollout_after
-    FROM work k
+    ) a ON true
 ),
 changed AS (
     UPDATE attempts a
@@ -378,12 +376,12 @@ tended AS (
         CASE WHEN s.last_status IN {_BUSY} THEN s.last_attempt END
     FROM (
         SELECT f.worker_after AS worker_id,
-            (array_agg(f.status_after ORDER BY f.ord DESC))[1] AS last_status,
-            (array_agg(f.rollout_id ORDER BY f.ord DESC))[1] AS last_rollout,
-            (array_agg(f.attempt_id ORDER BY f.ord DESC))[1] AS last_attempt,
+            (array_agg(f.status_after ORDER BY f.place DESC))[1] AS last_status,
+            (array_agg(f.rollout_id ORDER BY f.place DESC))[1] AS last_rollout,
+            (array_agg(f.attempt_id ORDER BY f.place DESC))[1] AS last_attempt,
             bool_or(f.status_after IN {_BUSY}) AS any_busy, bool_or(f.status_after NOT IN {_BUSY}) AS any_free
         FROM follow f
-        WHERE f.worker_after <> '' AND (f.new_worker <> '' OR f.new_status IS NOT NULL)
+        WHERE f.attempt_id IS NOT NULL AND f.worker_after <> '' AND (f.new_worker <> '' OR f.new_status IS NOT NULL)
         GROUP BY f.worker_after
     ) s
     ORDER BY s.worker_id
@@ -395,10 +393,10 @@ tended AS (
         current_attempt_id = excluded.current_attempt_id
 )
 SELECT f.rollout_id, f.attempt_id, f.sequence_id, f.start_time, f.end_after, f.status_after, f.worker_after,
-    f.heartbeat_after, CAST(f.metadata_after AS text), f.rollout_after, g.ord,
+    f.heartbeat_after, CAST(f.metadata_after AS text), f.rollout_after, f.place,
     -- The latest attempt began after this statement did, so it cannot be seen yet.
-    f.ord IS NULL AND g.attempt_id IS NULL AND coalesce(o.attempt_count > 0, false) AS unseen
-FROM given g LEFT JOIN follow f ON f.ord = g.ord LEFT JOIN owner o ON o.rollout_id = g.rollout_id
+    f.wanted IS NULL AND f.attempt_count > 0 AS may_be_unseen
+FROM follow f
 """,
 )
 
@@ -453,6 +451,7 @@ STATEMENTS: Final = (
     ENQUEUE,
     CLAIM,
     ADD_SPANS,
+    ADD_SPANS_STRICTLY,
     NEW_SPANS,
     UPDATE_ATTEMPTS,
     ISSUE_NUMBERS,
