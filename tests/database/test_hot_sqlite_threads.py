@@ -397,7 +397,7 @@ async def test_a_writer_waits_for_other_processes(file: Path) -> None:
 
 async def test_a_lock_that_stays_is_a_conflict_and_no_harm(file: Path) -> None:
     database = Database(f"sqlite:///{file}")
-    hot = SQLiteHotPath(file, {"busy_timeout": "40"}, "p", database.dialect.failure)
+    hot = SQLiteHotPath(file, {"busy_timeout": "40"}, "p", database.dialect.failure, join=True)
     writes: list[Callable[[], Any]] = [
         lambda: hot.enqueue([draft("a")], NOW),
         lambda: hot.write(lambda connection: connection.execute(select(ROLLOUTS.c.mode)).all()),

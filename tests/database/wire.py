@@ -18,10 +18,17 @@ class Wire:
     """How often a client waited: after a simple query, or a Sync at the end of an extended one."""
     texts: list[str] = field(default_factory=list[str])
     """The statements that were sent as text, in order; a prepared one is, once for each connection."""
+    connections: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     def clear(self) -> None:
         self.trips = 0
         self.texts.clear()
+
+    async def cut(self) -> None:
+        """Break every connection without a word, to either side."""
+        for task in list(self.connections):
+            task.cancel()
+        await asyncio.gather(*self.connections, return_exceptions=True)
 
     def note(self, kind: bytes, body: bytes) -> None:
         if kind in (b"Q", b"S"):
@@ -55,7 +62,6 @@ async def through_proxy(database_url: str) -> AsyncIterator[Wire]:
     """The way to a database past somebody who takes notes; `url` is its URL by that way."""
     parts = urlsplit(database_url)
     wire = Wire()
-    connections: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(parts.hostname, parts.port)
@@ -76,8 +82,8 @@ async def through_proxy(database_url: str) -> AsyncIterator[Wire]:
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(serve(reader, writer))
-        connections.add(task)
-        task.add_done_callback(connections.discard)
+        wire.connections.add(task)
+        task.add_done_callback(wire.connections.discard)
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -89,7 +95,5 @@ async def through_proxy(database_url: str) -> AsyncIterator[Wire]:
         yield wire
     finally:
         server.close()
-        for task in list(connections):
-            task.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
+        await wire.cut()
         await server.wait_closed()

@@ -15,6 +15,7 @@ from lightning_sql.store.factory import open_store
 from lightning_sql.store.sql_store import SqlStore
 from lightning_sql.testing.postgres import PostgresCluster
 from lightning_sql.testing.samples import make_span
+from tests.database.wire import through_proxy
 from tests.native_laws import broken_laws, queue_of
 from tests.store.native import PATIENCE, at_once, key_of, started
 
@@ -122,20 +123,61 @@ async def test_what_can_be_repeated_is(native: SqlStore, other: Session) -> None
     assert (await native.query_rollouts()).total == 2
 
 
-async def test_what_cannot_be_repeated_fails_whole(native: SqlStore, other: Session) -> None:
+async def test_what_the_server_has_undone_is_repeated(native: SqlStore, other: Session) -> None:
+    """A server that says why it ends a session has not committed what it was doing."""
     requests = [EnqueueRolloutRequest(input=number) for number in range(3)]
-    waiting = await native.enqueue_many_rollouts(requests)
-    assert isinstance(
-        await broken(native, other, "attempts", native.dequeue_many_rollouts(limit=2, worker_id="w")),
-        DatabaseUnavailableError,
-    )
+    waiting = await broken(native, other, "rollouts", native.enqueue_many_rollouts(requests))
     assert await queue_of(native) == [rollout.rollout_id for rollout in waiting]
-    assert await native.get_worker_by_id("w") is None
-    assert isinstance(
-        await broken(native, other, "rollouts", native.enqueue_many_rollouts(requests)), DatabaseUnavailableError
-    )
-    claimed = await native.dequeue_many_rollouts(limit=10, worker_id="w")
-    assert [rollout.rollout_id for rollout in claimed] == [rollout.rollout_id for rollout in waiting]
+    claimed = await broken(native, other, "attempts", native.dequeue_many_rollouts(limit=2, worker_id="w"))
+    assert [rollout.rollout_id for rollout in claimed] == [rollout.rollout_id for rollout in waiting[:2]]
+    assert [rollout.attempt.sequence_id for rollout in claimed] == [1, 1]
+    assert await queue_of(native) == [waiting[2].rollout_id]
+
+
+async def test_sessions_that_have_just_ended_cost_no_call(native: SqlStore, other: Session) -> None:
+    """The driver has not noticed yet, and sends the statement, or is just about to."""
+    claimed: list[Any] = []
+    for turn in range(10):
+        await native.enqueue_many_rollouts([EnqueueRolloutRequest(input=turn), EnqueueRolloutRequest(input=turn)])
+        assert await end_sessions(other) >= 1
+        claimed += await at_once(native.dequeue_rollout(), native.dequeue_rollout("w"))
+    assert [rollout.input for rollout in claimed] == [number // 2 for number in range(20)]
+
+
+async def test_a_connection_that_breaks_without_a_word(
+    database_of: Callable[[str], str], other: Session, request: pytest.FixtureRequest
+) -> None:
+    """Whether the statement took place is unknown: what can be repeated is, the rest is an error and done or not."""
+    async with through_proxy(database_of("postgres")) as wire:
+        database = Database(wire.url)
+        async with SqlStore(database, partition=request.node.name, scan_debounce_seconds=1e12) as store:
+            waiting = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=number) for number in range(5)])
+            [rollout] = await started(store)
+
+            async def cut_off(table: str, call: Coroutine[Any, Any, Any]) -> Any:
+                async with locked(other, table, "ACCESS EXCLUSIVE"):
+                    task = asyncio.ensure_future(call)
+                    await until_blocked(other)
+                    await wire.cut()
+                return (await at_once(asyncio.wait_for(task, PATIENCE)))[0]
+
+            requests = [EnqueueRolloutRequest(input="unknown") for _ in range(3)]
+            answer = await cut_off("rollouts", store.enqueue_many_rollouts(requests))
+            assert isinstance(answer, DatabaseUnavailableError)
+            answer = await cut_off("attempts", store.dequeue_many_rollouts(limit=2))
+            assert isinstance(answer, DatabaseUnavailableError)
+            attempt = await cut_off("attempts", store.update_attempt(*key_of(rollout), status="failed"))
+            assert attempt.status == "failed"
+            # Whatever its sessions still did there, it is done now.
+            async with asyncio.timeout(PATIENCE):
+                while await other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            unknown = [item for item in await store.query_rollouts() if item.input == "unknown"]
+            assert len(unknown) in (0, 3)
+            queued = await queue_of(store)
+            left = [item.rollout_id for item in waiting if item.rollout_id in queued]
+            assert len(left) in (3, 5)
+            assert await broken_laws(store, 4e9) == []
 
 
 async def test_many_calls_while_sessions_end_again_and_again(native: SqlStore, other: Session) -> None:
