@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
@@ -32,6 +32,7 @@ __all__ = ["create_app", "create_app_from_environment", "service_of"]
 logger: Final = logging.getLogger(__name__)
 
 _LEAST_SWEEP_SECONDS: Final = 1.0
+_MAINTENANCE_SECONDS: Final = 5.0
 
 
 def create_app(settings: Settings, store: LightningStore | None = None) -> Litestar:
@@ -83,12 +84,18 @@ def _lifespan(service: Service) -> Callable[[Litestar], Any]:
             )
             service.current_store = store
         pause = max(settings.scan_debounce_seconds, _LEAST_SWEEP_SECONDS)
-        sweeping = asyncio.create_task(_sweep_regularly(store, pause), name="lightning-sql watchdog")
+        background = [
+            asyncio.create_task(_regularly(pause, store.sweep, "watchdog"), name="lightning-sql watchdog"),
+            asyncio.create_task(
+                _regularly(_MAINTENANCE_SECONDS, store.maintain, "maintenance"), name="lightning-sql maintenance"
+            ),
+        ]
         try:
             yield
         finally:
-            sweeping.cancel()
-            await asyncio.wait([sweeping])
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
             await service.drain()
             if given is None:
                 service.current_store = None
@@ -97,16 +104,16 @@ def _lifespan(service: Service) -> Callable[[Litestar], Any]:
     return lifespan
 
 
-async def _sweep_regularly(store: LightningStore, pause: float) -> None:
-    """Run the watchdog every `pause` seconds, so that limits hold when nobody calls."""
+async def _regularly(pause: float, work: Callable[[], Awaitable[object]], name: str) -> None:
+    """Do something every `pause` seconds, so that it is done when nobody calls."""
     while True:
         await asyncio.sleep(pause)
         try:
-            await store.sweep()
+            await work()
         except LightningError as error:
-            logger.warning("the watchdog could not look and will try again: %s", error)
+            logger.warning("the %s could not do its work and will try again: %s", name, error)
         except Exception:
-            logger.exception("the watchdog failed and will try again")
+            logger.exception("the %s failed and will try again", name)
 
 
 def _bound(operations: Iterable[Operation], service: Service) -> Iterable[HTTPRouteHandler]:

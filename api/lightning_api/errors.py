@@ -16,6 +16,7 @@ from lightning_api.replies import Reply
 from lightning_sql.errors import (
     DatabaseUnavailableError,
     InvalidRequestError,
+    OverloadedError,
     RecordNotFoundError,
     UnstorableValueError,
 )
@@ -116,6 +117,8 @@ def status_and_reason(error: Exception) -> tuple[int, str]:
             return 400, "There was an error parsing the body"
         case BodyTooLargeError():
             return 413, "The body is too large"
+        case OverloadedError():  # one line for each would make it worse
+            return 503, "Too many calls wait already; try again"
         case DatabaseUnavailableError():
             logger.warning("answered 503: %s", error)
             return 503, "The database is not available; try again"
