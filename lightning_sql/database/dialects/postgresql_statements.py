@@ -226,20 +226,17 @@ WITH attempt AS MATERIALIZED (
     ) a
 ),
 given AS MATERIALIZED (
-    SELECT * FROM unnest(
+    SELECT nextval('spans_order') AS seq, u.* FROM unnest(
         CAST(:pair AS integer[]), CAST(:batch AS integer[]),
         {", ".join(f"CAST(:{name} AS {_SPAN_TYPES.get(name, 'text')}[])" for name in _SPAN_GIVEN)}
     ) WITH ORDINALITY AS u (pair, batch, {", ".join(_SPAN_GIVEN)}, ord)
 ),
 {refused}stored AS (
     INSERT INTO spans (partition_id, rollout_id, attempt_id, seq, {", ".join(_SPAN_GIVEN)})
-    SELECT :partition, d.rollout_id, d.attempt_id, nextval('spans_order'),
-        {", ".join(f"CAST(d.{n} AS json)" if n in _SPAN_PAYLOADS else f"d.{n}" for n in _SPAN_GIVEN)}
-    FROM (
-        SELECT g.*, a.rollout_id, a.attempt_id FROM given g JOIN attempt a ON a.pair = g.pair
-        WHERE {accepted}
-        ORDER BY g.ord
-    ) d
+    SELECT :partition, a.rollout_id, a.attempt_id, g.seq,
+        {", ".join(f"CAST(g.{n} AS json)" if n in _SPAN_PAYLOADS else f"g.{n}" for n in _SPAN_GIVEN)}
+    FROM given g JOIN attempt a ON a.pair = g.pair
+    WHERE {accepted}
     ON CONFLICT (partition_id, rollout_id, attempt_id, span_id) DO NOTHING
     RETURNING rollout_id, attempt_id, span_id, sequence_id
 ),
