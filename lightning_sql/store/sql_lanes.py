@@ -100,6 +100,14 @@ class Lanes:
         """The rows of a statement that reads."""
         return await self._database.retried(lambda: self.hot.fetch(statement), repeatable=True)
 
+    async def fetch_bounded(
+        self, statement: Executable, most_bytes: int, heavy: Sequence[int]
+    ) -> tuple[Sequence[Row], bool]:
+        """As `HotPath.fetch_bounded`."""
+        return await self._database.retried(
+            lambda: self.hot.fetch_bounded(statement, most_bytes, heavy), repeatable=True
+        )
+
     async def rollouts(self, rollout_ids: Sequence[str], *, finished: bool = False) -> list[Row]:
         """As `HotPath.rollouts`."""
         return await self._database.retried(lambda: self.hot.rollouts(rollout_ids, finished), repeatable=True)

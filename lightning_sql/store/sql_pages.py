@@ -21,6 +21,7 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
+    true,
     tuple_,
     union_all,
 )
@@ -63,6 +64,12 @@ class Fetcher(Protocol):
 
     async def fetch(self, statement: Executable) -> Sequence[Row]:
         """Its rows."""
+        ...
+
+    async def fetch_bounded(
+        self, statement: Executable, most_bytes: int, heavy: Sequence[int]
+    ) -> tuple[Sequence[Row], bool]:
+        """As `HotPath.fetch_bounded`."""
         ...
 
 
@@ -281,30 +288,37 @@ class Pages:
             # Each is looked up by its key, so nothing more is said of them.
             same = and_(table.c[PARTITION] == self._partition, table.c[SEQ] == chosen.c[SEQ])
             window = needed.select_from(chosen.join(table, same)).subquery()
-        ordering = order_by(sort, window, listing.item_type)
-        size = functools.reduce(operator.add, (self._dialect.stored_size(window.c[name]) for name in listing.payloads))
-        running = func.sum(size).over(order_by=ordering, rows=(None, 0))
-        measured = select(window, running.label("up_to"), (running - size).label("before")).subquery()
+        measured, up_to, within = self._measured(window, listing, sort)
         columns = raw_columns(measured, listing.names)
         joined: FromClause = measured
         if table is ROLLOUTS:
             joined, columns = self._with_attempts(measured, columns)
         statement = (
-            select(
-                literal_column("NULL", Integer()) if total is None else total,
-                measured.c.up_to,
-                measured.c[SEQ],
-                *columns,
-            )
+            select(literal_column("NULL", Integer()) if total is None else total, up_to, measured.c[SEQ], *columns)
             .select_from(joined)
-            .where(measured.c.before < CHUNK_BYTES)
+            .where(within)
             .order_by(*order_by(sort, measured, listing.item_type))
         )
-        found = await hot.fetch(statement)
+        heavy = [3 + listing.names.index(name) for name in listing.payloads]
+        found, stopped = await hot.fetch_bounded(statement, CHUNK_BYTES, heavy)
         if not found:
             return _Chunk([], 0, False, [])
-        cut = len(found) < limit and found[-1][1] >= CHUNK_BYTES
+        cut = len(found) < limit and (stopped or (found[-1][1] or 0) >= CHUNK_BYTES)
         return _Chunk([row[3:] for row in found], found[0][0], cut, [row[2] for row in found])
+
+    def _measured(
+        self, window: FromClause, listing: _Listing, sort: Sort | None
+    ) -> tuple[FromClause, ColumnElement[Any], ColumnElement[bool]]:
+        """The rows of a window, how many bytes they have up to each, and that there are not too many before it."""
+        sizes = [self._dialect.stored_size(window.c[name]) for name in listing.payloads]
+        known = [size for size in sizes if size is not None]
+        if not known:
+            return window, literal_column("NULL", Integer()), true()
+        size = functools.reduce(operator.add, known)
+        ordering = order_by(sort, window, listing.item_type)
+        running = func.sum(size).over(order_by=ordering, rows=(None, 0))
+        measured = select(window, running.label("up_to"), (running - size).label("before")).subquery()
+        return measured, measured.c.up_to, measured.c.before < CHUNK_BYTES
 
     def _with_attempts(
         self, rollouts: FromClause, columns: list[ColumnElement[Any]]

@@ -17,6 +17,12 @@ class StoreOfRows:
     async def release_waiters(self) -> None:
         pass
 
+    async def maintain(self) -> None:
+        pass
+
+    async def sweep(self) -> int:
+        return 0
+
     async def close(self) -> None:
         pass
 

@@ -17,6 +17,8 @@ from lightning_sql.testing.samples import make_span
 from tests.backends import Clock
 from tests.store.native import key_of
 
+pytestmark = pytest.mark.slow
+
 COUNT = 43
 HEAVY = 3000
 """Characters that no compression makes much smaller."""

@@ -134,8 +134,8 @@ class Dialect(ABC):
         """The greater of two numbers, neither of them NULL."""
 
     @abstractmethod
-    def stored_size(self, column: ColumnElement[Any]) -> ColumnElement[int]:
-        """About how many bytes a text or payload takes; 0 for NULL."""
+    def stored_size(self, column: ColumnElement[Any]) -> ColumnElement[int] | None:
+        """About how many bytes a text or payload takes, 0 for NULL; None where `fetch_bounded` counts for itself."""
 
     @abstractmethod
     def position(self, column: ColumnElement[Any], text: str) -> ColumnElement[int]:

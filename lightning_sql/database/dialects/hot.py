@@ -191,6 +191,18 @@ class HotPath(ABC):
     async def fetch(self, statement: Executable) -> Sequence[Row]:
         """The rows of one statement that reads; its columns must have types that need no decoding."""
 
+    async def fetch_bounded(
+        self,
+        statement: Executable,
+        most_bytes: int,  # noqa: ARG002
+        heavy: Sequence[int],  # noqa: ARG002
+    ) -> tuple[Sequence[Row], bool]:
+        """As `fetch`, until the values at the `heavy` places have so many bytes, and whether that was before the end.
+
+        Where rows do not come one at a time, the statement must see to it itself, by `Dialect.stored_size`.
+        """
+        return await self.fetch(statement), False
+
     @abstractmethod
     async def read(self, work: Callable[[Connection], R]) -> R:
         """Run statements that read, all of one state of the database."""

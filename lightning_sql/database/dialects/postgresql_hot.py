@@ -160,10 +160,17 @@ class _Connections:
             await self._discard(held)
         connection = self._engine.connect()
         await connection.start()
-        await connection.execution_options(isolation_level="AUTOCOMMIT")
         held = _Held(connection, await _driver_of(connection))
-        if self._settings is not None:
-            await held.driver.execute(self._settings)
+        try:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            if self._settings is not None:
+                await held.driver.execute(self._settings)
+        except BaseException as error:
+            broken = held.driver.is_closed()
+            await self._discard(held)
+            if broken and isinstance(error, Exception):
+                raise DatabaseUnavailableError from error
+            raise
         return held
 
     @staticmethod

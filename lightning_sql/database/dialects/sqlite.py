@@ -11,8 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, cast
 
-from sqlalchemy import ColumnElement, Executable, LargeBinary, Table, Text, event, func, literal, select
-from sqlalchemy import cast as sql_cast
+from sqlalchemy import ColumnElement, Executable, Table, Text, event, func, literal, select
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -183,9 +182,8 @@ class SQLite(Dialect):
         return func.max(left, right)
 
     @override
-    def stored_size(self, column: ColumnElement[Any]) -> ColumnElement[int]:
-        # In bytes; the length of a text would be counted character by character.
-        return func.coalesce(func.length(sql_cast(column, LargeBinary)), 0)
+    def stored_size(self, column: ColumnElement[Any]) -> None:
+        return None
 
     @override
     def position(self, column: ColumnElement[Any], text: str) -> ColumnElement[int]:

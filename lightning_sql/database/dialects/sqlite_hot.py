@@ -115,6 +115,12 @@ class SQLiteHotPath(HotPath):
         return await self._here().fetch(statement)
 
     @override
+    async def fetch_bounded(
+        self, statement: Executable, most_bytes: int, heavy: Sequence[int]
+    ) -> tuple[Sequence[Row], bool]:
+        return await self._here().fetch_bounded(statement, most_bytes, heavy)
+
+    @override
     async def read(self, work: Callable[[Connection], R]) -> R:
         return await self._here().cold_read(work)
 

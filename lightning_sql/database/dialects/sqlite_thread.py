@@ -96,6 +96,19 @@ def _deliver(loop: asyncio.AbstractEventLoop, answers: Sequence[_Answer]) -> Non
         loop.call_soon_threadsafe(_settle, answers)
 
 
+def _bounded(cursor: Cursor, most_bytes: int, heavy: Sequence[int]) -> tuple[list[Any], bool]:
+    rows: list[Any] = []
+    size = 0
+    for row in cursor:
+        rows.append(row)
+        for place in heavy:
+            text = row[place] or ""
+            size += len(text) if text.isascii() else 3 * len(text)
+        if size >= most_bytes:
+            return rows, True
+    return rows, False
+
+
 class _JobError(Exception):
     """One of several jobs failed."""
 
@@ -184,11 +197,19 @@ class _Seat:
 
     def fetch(self, statement: Executable) -> Sequence[Any]:
         """The rows of one statement, which needs no transaction around it to be of one state."""
+        # As the driver gives them: a row of SQLAlchemy's takes its time.
+        return self._fetched(statement, lambda cursor: cursor.fetchall())
+
+    def fetch_bounded(self, asked: tuple[Executable, int, Sequence[int]]) -> tuple[Sequence[Any], bool]:
+        """The rows of one statement until they have so many bytes, and whether that was before the end."""
+        statement, most_bytes, heavy = asked
+        return self._fetched(statement, lambda cursor: _bounded(cursor, most_bytes, heavy))
+
+    def _fetched(self, statement: Executable, take: Callable[[Cursor], R]) -> R:
         connection, _ = self._open()
         try:
             with connection.execute(statement) as result:
-                # As the driver gives them: a row of SQLAlchemy's takes its time.
-                return cast(Cursor, result.cursor).fetchall()
+                return take(cast(Cursor, result.cursor))
         except Exception as error:
             self._check(error)
             raise
@@ -294,6 +315,12 @@ class Threads:
     def fetch(self, statement: Executable) -> asyncio.Future[Sequence[Any]]:
         """The rows of a statement, as the driver gives them."""
         return self._read(_Seat.fetch, statement)
+
+    def fetch_bounded(
+        self, statement: Executable, most_bytes: int, heavy: Sequence[int]
+    ) -> asyncio.Future[tuple[Sequence[Any], bool]]:
+        """The rows of a statement until they have so many bytes, and whether that was before the end."""
+        return self._read(_Seat.fetch_bounded, (statement, most_bytes, heavy))
 
     def _read(self, run: Callable[[_Seat, Any], Any], work: Any) -> asyncio.Future[Any]:
         if not self._idle.acquire(blocking=False):
