@@ -103,6 +103,8 @@ def main(**given: Any) -> None:
     given["drivers"] = tuple(dict.fromkeys(given["drivers"])) or ("lean", UPSTREAM)
     options = Options(**given)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    # Also where whoever started us has told us to ignore it, as a shell tells what it runs in the background.
+    signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         failed = run(options, console)

@@ -157,7 +157,10 @@ async def test_a_connection_that_breaks_without_a_word(
             async def cut_off(table: str, call: Coroutine[Any, Any, Any]) -> Any:
                 async with locked(other, table, "ACCESS EXCLUSIVE"):
                     task = asyncio.ensure_future(call)
-                    await until_blocked(other)
+                    # A connection that was cut before may not have heard of it when it is used again.
+                    blocked = asyncio.ensure_future(until_blocked(other))
+                    await asyncio.wait({task, blocked}, return_when=asyncio.FIRST_COMPLETED)
+                    blocked.cancel()
                     await wire.cut()
                 return (await at_once(asyncio.wait_for(task, PATIENCE)))[0]
 
