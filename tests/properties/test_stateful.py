@@ -378,7 +378,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert not self.model.queue
 
 
-EFFORT = {"memory": (50, 40), "sqlite": (30, 40), "postgres": (30, 40)}
+EFFORT = {"memory": (50, 40), "sqlite": (20, 40), "postgres": (20, 40)}
 """Examples, and steps of each; the protocol backends had theirs when they were all there was."""
 
 

@@ -12,7 +12,7 @@ from tests.native_laws import broken_laws
 from tests.store.programs import Step, bursts, call_of, programs
 from tests.store.twins import Twins
 
-EFFORT = {"sqlite": 60, "postgres": 60}
+EFFORT = {"sqlite": 40, "postgres": 40}
 PHASES = [phase for phase in Phase if phase is not Phase.explain]
 NEVER = 1e12
 """Seconds between scans: here they happen when a step says so."""

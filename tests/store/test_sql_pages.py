@@ -91,7 +91,7 @@ async def test_chunks_of_rollouts_make_up_the_page(
     store: SqlStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, weight: int
 ) -> None:
     await fill(store, clock, weight=weight)
-    asked = queries(random.Random(2), 60)
+    asked = queries(random.Random(2), 40)
     whole = [(await store.query_rollouts(**query)) for query in asked]
     assert len({len(page) for page in whole}) > 5
     monkeypatch.setattr(sql_pages, "CHUNK_ROWS", 5)
@@ -134,7 +134,7 @@ async def test_chunks_of_spans_make_up_the_page(store: SqlStore, clock: Clock, m
             "limit": chance.choice([-1, -1, 9, 10, 60]),
             "offset": chance.choice([0, 0, 3, 40]),
         }
-        for _ in range(60)
+        for _ in range(40)
     ]
     whole = [await store.query_spans(**query) for query in asked]
     monkeypatch.setattr(sql_pages, "CHUNK_ROWS", 5)
