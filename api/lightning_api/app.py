@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, cast
 
 from litestar import HttpMethod, Litestar, Request, Response
@@ -85,10 +85,8 @@ def _lifespan(service: Service) -> Callable[[Litestar], Any]:
             service.current_store = store
         pause = max(settings.scan_debounce_seconds, _LEAST_SWEEP_SECONDS)
         background = [
-            asyncio.create_task(_regularly(pause, store.sweep, "watchdog"), name="lightning-sql watchdog"),
-            asyncio.create_task(
-                _regularly(_MAINTENANCE_SECONDS, store.maintain, "maintenance"), name="lightning-sql maintenance"
-            ),
+            asyncio.create_task(_sweep_regularly(store, pause), name="lightning-sql watchdog"),
+            asyncio.create_task(_maintain_regularly(store), name="lightning-sql maintenance"),
         ]
         try:
             yield
@@ -104,16 +102,30 @@ def _lifespan(service: Service) -> Callable[[Litestar], Any]:
     return lifespan
 
 
-async def _regularly(pause: float, work: Callable[[], Awaitable[object]], name: str) -> None:
-    """Do something every `pause` seconds, so that it is done when nobody calls."""
+async def _sweep_regularly(store: LightningStore, pause: float) -> None:
+    """Run the watchdog every `pause` seconds, so that limits hold when nobody calls."""
     while True:
         await asyncio.sleep(pause)
-        try:
-            await work()
-        except LightningError as error:
-            logger.warning("the %s could not do its work and will try again: %s", name, error)
-        except Exception:
-            logger.exception("the %s failed and will try again", name)
+        with _logged("watchdog"):
+            await store.sweep()
+
+
+async def _maintain_regularly(store: LightningStore) -> None:
+    while True:
+        await asyncio.sleep(_MAINTENANCE_SECONDS)
+        with _logged("maintenance"):
+            await store.maintain()
+
+
+@contextmanager
+def _logged(name: str) -> Generator[None]:
+    """Log what goes wrong in the background: it will be tried again."""
+    try:
+        yield
+    except LightningError as error:
+        logger.warning("the %s could not do its work and will try again: %s", name, error)
+    except Exception:
+        logger.exception("the %s failed and will try again", name)
 
 
 def _bound(operations: Iterable[Operation], service: Service) -> Iterable[HTTPRouteHandler]:
