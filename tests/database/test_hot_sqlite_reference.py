@@ -55,6 +55,8 @@ from tests.database.hot_sqlite import (
     stored,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def hot(tmp_path: Path) -> AsyncIterator[HotPath]:

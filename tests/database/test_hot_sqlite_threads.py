@@ -24,6 +24,8 @@ from lightning_sql.database.native import ATTEMPTS, ROLLOUTS, SPANS, WORKERS
 from lightning_sql.errors import TransactionConflictError
 from tests.database.hot_sqlite import NOW, batch, change, claim, create, draft, fresh_id, path_to, queued, span, stored
 
+pytestmark = pytest.mark.slow
+
 
 def our_threads(file: Path) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.endswith(file.name)]

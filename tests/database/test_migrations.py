@@ -44,6 +44,8 @@ from lightning_sql.store.interface import LightningStore
 from lightning_sql.store.sql_store import SqlStore
 from lightning_sql.testing.samples import ODD_PAYLOADS, ODD_STRINGS, assert_same, make_span
 
+pytestmark = pytest.mark.slow
+
 
 async def run(database_url: str, *statements: Executable) -> list[Any]:
     """Run statements in one transaction; the rows of the last one, if it has any."""
