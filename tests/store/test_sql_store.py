@@ -98,6 +98,19 @@ async def test_of_equal_spans_the_first_to_arrive_is_stored(store: SqlStore) -> 
     assert await store.get_next_span_sequence_id(*key_of(rollout)) == 2
 
 
+async def test_numbers_of_spans_that_are_stored_side_by_side(open_store: OpenStore) -> None:
+    """Statements that wait for one another began when the counter was lower; none may lower it again."""
+    store = open_store(join=False)
+    for turn in range(5):
+        [rollout] = await started(store)
+        numbers = random.Random(turn).sample(range(1, 31), 30)
+        await at_once(*(store.add_span(make_span(*key_of(rollout), f"s{number}", number)) for number in numbers))
+        assert await store.get_next_span_sequence_id(*key_of(rollout)) == 31
+        found = await store.get_rollout_by_id(rollout.rollout_id)
+        assert found is not None
+        assert found.status == "running"
+
+
 async def test_batches_with_spans_in_common(store: SqlStore) -> None:
     [rollout] = await started(store)
 
