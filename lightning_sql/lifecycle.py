@@ -8,10 +8,10 @@ function says which entry it follows.
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from lightning_sql.identifiers import new_attempt_id, new_rollout_id
 from lightning_sql.records import (
     ATTEMPT_ACTIVE,
     ROLLOUT_ACTIVE,
@@ -44,11 +44,8 @@ __all__ = [
     "is_limited",
     "is_queued",
     "new_attempt",
-    "new_attempt_id",
     "new_resources",
-    "new_resources_id",
     "new_rollout",
-    "new_rollout_id",
     "next_resources",
     "outcome_status",
     "rollout_after_attempt",
@@ -90,21 +87,6 @@ HEARTBEAT_ATTEMPT: Final[dict[AttemptStatus, AttemptStatus]] = {"preparing": "ru
 
 HEARTBEAT_ROLLOUT: Final[dict[RolloutStatus, RolloutStatus]] = {"preparing": "running", "requeuing": "running"}
 """What a sign of life of its latest attempt makes of a rollout; a status that is not a key stays."""
-
-
-def new_rollout_id() -> str:
-    """A fresh rollout id: `ro-` and 12 hexadecimal digits."""
-    return "ro-" + secrets.token_hex(6)
-
-
-def new_attempt_id() -> str:
-    """A fresh attempt id, unique within its rollout: `at-` and 8 hexadecimal digits."""
-    return "at-" + secrets.token_hex(4)
-
-
-def new_resources_id() -> str:
-    """A fresh resources id: `rs-` and 12 hexadecimal digits."""
-    return "rs-" + secrets.token_hex(6)
 
 
 def is_queued(status: RolloutStatus) -> bool:

@@ -13,6 +13,7 @@ from lightning_sql import lifecycle
 from lightning_sql.collections.protocols import AtomicLabel, LightningCollections
 from lightning_sql.collections.tracking import store_method
 from lightning_sql.errors import RecordNotFoundError
+from lightning_sql.identifiers import new_resources_id
 from lightning_sql.records import (
     ROLLOUT_ACTIVE,
     ROLLOUT_FINISHED,
@@ -428,7 +429,7 @@ class CollectionStore(CollectionReads):
 
     @override
     async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
-        return await self._write_resources("add_resources", lifecycle.new_resources_id(), resources)
+        return await self._write_resources("add_resources", new_resources_id(), resources)
 
     @override
     async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:

@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from lightning_sql import lifecycle
 from lightning_sql.database.dialects.hot import (
     AttemptChange,
     RolloutDraft,
@@ -22,6 +21,7 @@ from lightning_sql.database.dialects.hot import (
     WorkerBeat,
 )
 from lightning_sql.database.payload import decode_text, encode_text
+from lightning_sql.identifiers import new_rollout_id
 from lightning_sql.jsonable import NESTING_LIMIT, deeper_than
 from lightning_sql.records import SEQUENCE_LIMIT, AttemptStatus, RolloutMode, Span, StatusCode
 from lightning_sql.store.rows import conditions_text, span_draft
@@ -309,7 +309,7 @@ def _rollout_draft(rollout: _NewRollout) -> RolloutDraft:
     if not 1 <= config.max_attempts <= _LARGEST_NUMBER:
         raise _UnsureError
     return RolloutDraft(
-        lifecycle.new_rollout_id(),
+        new_rollout_id(),
         _payload_text(rollout.input),
         rollout.mode,
         rollout.resources_id,

@@ -8,9 +8,9 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
-from lightning_sql import lifecycle
 from lightning_sql.database.dialects.hot import RolloutDraft, Row, SpanDraft
 from lightning_sql.database.payload import decode_json, decode_text, encode_json, encode_part, encode_text
+from lightning_sql.identifiers import new_rollout_id
 from lightning_sql.records import (
     Attempt,
     AttemptedRollout,
@@ -93,7 +93,7 @@ def rollout_draft(request: EnqueueRolloutRequest) -> RolloutDraft:
     """
     config = request.config or _NO_LIMITS
     return RolloutDraft(
-        lifecycle.new_rollout_id(),
+        new_rollout_id(),
         stored_payload(request.input),
         request.mode,
         stored_text(request.resources_id),

@@ -32,6 +32,7 @@ from lightning_sql.database.native import ROLLOUT_COLUMNS, ROLLOUTS
 from lightning_sql.database.payload import decode_text, encode_text
 from lightning_sql.database.schema import PARTITION
 from lightning_sql.errors import RecordNotFoundError
+from lightning_sql.identifiers import new_attempt_id
 from lightning_sql.jsonable import copied
 from lightning_sql.records import (
     UNSET,
@@ -260,7 +261,7 @@ class SqlStore(SqlReads):
             limit = await self._queued(min(limit, MOST_QUEUED))
         if limit <= 0 and not worker_id:
             return []
-        attempt_ids = [lifecycle.new_attempt_id() for _ in range(limit)]
+        attempt_ids = [new_attempt_id() for _ in range(limit)]
         return await self._lanes.claim(Claim(stored_text(worker_id), attempt_ids))
 
     async def _queued(self, most: int) -> int:

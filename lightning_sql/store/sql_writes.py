@@ -29,6 +29,7 @@ from lightning_sql.database.native import (
 )
 from lightning_sql.database.schema import PARTITION, SEQ
 from lightning_sql.errors import RecordNotFoundError
+from lightning_sql.identifiers import new_resources_id
 from lightning_sql.records import (
     ROLLOUT_ACTIVE,
     Attempt,
@@ -259,7 +260,7 @@ class NativeTransaction:
         current = None if resources_id is None else self._resources(resources_id)
         if current is None:
             written = lifecycle.new_resources(
-                lifecycle.new_resources_id() if resources_id is None else resources_id, resources, self.now, latest
+                new_resources_id() if resources_id is None else resources_id, resources, self.now, latest
             )
             self._insert(
                 RESOURCES, {SEQ: self._hot.next_order(RESOURCES), **dict(written), "resources": _plain(resources)}
