@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,8 +20,7 @@ from lightning_sql.identifiers import new_attempt_id, new_resources_id, new_roll
         (new_resources_id, r"rs-[0-9a-f]{12}"),
     ],
 )
-def test_ids_have_the_protocols_form(make: object, form: str) -> None:
-    assert callable(make)
+def test_ids_have_the_protocols_form(make: Callable[[], str], form: str) -> None:
     assert all(re.fullmatch(form, make()) for _ in range(200))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Executable
 
@@ -22,6 +22,7 @@ from lightning_sql.database.dialects.hot import (
 )
 from lightning_sql.database.engine import Database
 from lightning_sql.database.native import ROLLOUT_COLUMNS
+from lightning_sql.database.reading import Reading
 from lightning_sql.store.batching import Joiner
 from lightning_sql.store.rows import queued_row
 from lightning_sql.store.sql_writes import NativeTransaction
@@ -101,11 +102,11 @@ class Lanes:
         return await self._database.retried(lambda: self.hot.fetch(statement), repeatable=True)
 
     async def fetch_bounded(
-        self, statement: Executable, most_bytes: int, heavy: Sequence[int]
+        self, reading: Reading, values: Mapping[str, Any], most_bytes: int, heavy: Sequence[int]
     ) -> tuple[Sequence[Row], bool]:
         """As `HotPath.fetch_bounded`."""
         return await self._database.retried(
-            lambda: self.hot.fetch_bounded(statement, most_bytes, heavy), repeatable=True
+            lambda: self.hot.fetch_bounded(reading, values, most_bytes, heavy), repeatable=True
         )
 
     async def rollouts(self, rollout_ids: Sequence[str], *, finished: bool = False) -> list[Row]:

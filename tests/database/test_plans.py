@@ -16,6 +16,7 @@ from lightning_sql.database.dialects.hot import AttemptChange, Claim, RolloutDra
 from lightning_sql.database.dialects.postgresql_hot import HOT_SETTINGS, PostgreSQLHotPath, QueueFront
 from lightning_sql.database.dialects.postgresql_statements import CLAIM, STATEMENTS, HotStatement
 from lightning_sql.database.engine import Database
+from lightning_sql.database.reading import KeptReading, Reading
 from lightning_sql.store.row_store import RolloutQuery, SpanQuery
 from lightning_sql.store.sql_store import SqlStore
 from lightning_sql.testing.postgres import PostgresServer
@@ -300,12 +301,21 @@ MORE_PAGES: dict[str, dict[str, Any]] = {
 
 
 class Sent:
-    """The statements that a store sends through SQLAlchemy, with their parameters."""
+    """The statements that a store reads with, with their parameters."""
 
     def __init__(self, store: SqlStore) -> None:
         self.all: list[tuple[str, Sequence[Any]]] = []
         engine = store._database._here().engines.reader.sync_engine
         event.listen(engine, "before_cursor_execute", self._note)
+        hot: Any = store._lanes.hot
+        self._fetch = hot.fetch_bounded
+        hot.fetch_bounded = self._fetch_kept
+        self._dialect = engine.dialect
+
+    async def _fetch_kept(self, reading: Reading, values: Mapping[str, Any], *rest: Any) -> Any:
+        if isinstance(reading, KeptReading):
+            self.all.append(reading.on(self._dialect, values))
+        return await self._fetch(reading, values, *rest)
 
     def _note(self, _connection: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
         self.all.append((statement, parameters))

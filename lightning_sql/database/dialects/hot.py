@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Executable, Table
 
+from lightning_sql.database.reading import Reading
 from lightning_sql.records import RolloutStatus
 
 __all__ = [
@@ -191,17 +192,14 @@ class HotPath(ABC):
     async def fetch(self, statement: Executable) -> Sequence[Row]:
         """The rows of one statement that reads; its columns must have types that need no decoding."""
 
+    @abstractmethod
     async def fetch_bounded(
-        self,
-        statement: Executable,
-        most_bytes: int,  # noqa: ARG002
-        heavy: Sequence[int],  # noqa: ARG002
+        self, reading: Reading, values: Mapping[str, Any], most_bytes: int, heavy: Sequence[int]
     ) -> tuple[Sequence[Row], bool]:
-        """As `fetch`, until the values at the `heavy` places have so many bytes, and whether that was before the end.
+        """The rows of a statement until their `heavy` columns have so many bytes; whether that was before the end.
 
         Where rows do not come one at a time, the statement must see to it itself, by `Dialect.stored_size`.
         """
-        return await self.fetch(statement), False
 
     @abstractmethod
     async def read(self, work: Callable[[Connection], R]) -> R:

@@ -34,6 +34,7 @@ from lightning_sql.database.dialects.hot import (
 from lightning_sql.database.dialects.postgresql_statements import HotStatement
 from lightning_sql.database.native import ORDERS, ROLLOUT_COLUMNS, TABLES
 from lightning_sql.database.payload import encode_text
+from lightning_sql.database.reading import KeptReading, Reading
 from lightning_sql.errors import DatabaseUnavailableError
 
 __all__ = ["PostgreSQLHotPath", "QueueFront"]
@@ -383,12 +384,33 @@ class PostgreSQLHotPath(HotPath):
 
     @override
     async def fetch(self, statement: Executable) -> Sequence[Row]:
+        return await self._asked(statement, {})
+
+    async def _asked(self, statement: Executable, values: Mapping[str, Any]) -> Sequence[Row]:
         async def run(held: _Held) -> Sequence[Row]:
-            rows = (await held.connection.execute(statement)).all()
+            rows = (await held.connection.execute(statement, values)).all()
             await held.connection.rollback()
             return rows
 
         return await self._pages.use(run)
+
+    @override
+    async def fetch_bounded(
+        self, reading: Reading, values: Mapping[str, Any], most_bytes: int, heavy: Sequence[int]
+    ) -> tuple[Sequence[Row], bool]:
+        if not isinstance(reading, KeptReading):
+            return await self._asked(reading.statement, values), False
+        sql, arguments = reading.on(self._engine.dialect, values)
+
+        async def run(held: _Held) -> Sequence[Row]:
+            try:
+                return await held.driver.fetch(sql, *arguments)
+            except Exception as error:
+                if held.driver.is_closed():
+                    raise DatabaseUnavailableError from error
+                raise
+
+        return await self._pages.use(run), False
 
     @override
     async def read(self, work: Callable[[Connection], R]) -> R:

@@ -6,9 +6,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from sqlite3 import Cursor
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Executable, Integer, Table, func, literal_column, select
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from typing_extensions import override
 
 from lightning_sql.database.dialects import sqlite_rules as rules
@@ -28,11 +29,14 @@ from lightning_sql.database.dialects.hot import (
 from lightning_sql.database.dialects.sqlite_thread import Threads, open_threads
 from lightning_sql.database.native import ROLLOUTS
 from lightning_sql.database.payload import encode_text
+from lightning_sql.database.reading import KeptReading, Reading
 from lightning_sql.database.schema import PARTITION, SEQ
 
 __all__ = ["SQLiteHotPath"]
 
 R = TypeVar("R")
+
+_DIALECT: Final = SQLiteDialect_pysqlite()
 
 
 class SQLiteHotPath(HotPath):
@@ -116,9 +120,12 @@ class SQLiteHotPath(HotPath):
 
     @override
     async def fetch_bounded(
-        self, statement: Executable, most_bytes: int, heavy: Sequence[int]
+        self, reading: Reading, values: Mapping[str, Any], most_bytes: int, heavy: Sequence[int]
     ) -> tuple[Sequence[Row], bool]:
-        return await self._here().fetch_bounded(statement, most_bytes, heavy)
+        if isinstance(reading, KeptReading):
+            sql, arguments = reading.on(_DIALECT, values)
+            return await self._here().fetch_text(sql, arguments, most_bytes, heavy)
+        return await self._here().fetch_bounded(reading.statement, values, most_bytes, heavy)
 
     @override
     async def read(self, work: Callable[[Connection], R]) -> R:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
 from sqlite3 import Cursor
@@ -97,14 +98,17 @@ def _deliver(loop: asyncio.AbstractEventLoop, answers: Sequence[_Answer]) -> Non
 
 
 def _bounded(cursor: Cursor, most_bytes: int, heavy: Sequence[int]) -> tuple[list[Any], bool]:
+    if not heavy:
+        return cursor.fetchall(), False
+    payloads = itemgetter(slice(heavy[0], heavy[0] + 1)) if len(heavy) == 1 else itemgetter(*heavy)
     rows: list[Any] = []
-    size = 0
+    left = most_bytes
     for row in cursor:
         rows.append(row)
-        for place in heavy:
-            text = row[place] or ""
-            size += len(text) if text.isascii() else 3 * len(text)
-        if size >= most_bytes:
+        for text in payloads(row):
+            if text is not None:
+                left -= len(text) if text.isascii() else 3 * len(text)
+        if left <= 0:
             return rows, True
     return rows, False
 
@@ -198,17 +202,33 @@ class _Seat:
     def fetch(self, statement: Executable) -> Sequence[Any]:
         """The rows of one statement, which needs no transaction around it to be of one state."""
         # As the driver gives them: a row of SQLAlchemy's takes its time.
-        return self._fetched(statement, lambda cursor: cursor.fetchall())
+        return self._fetched(statement, {}, lambda cursor: cursor.fetchall())
 
-    def fetch_bounded(self, asked: tuple[Executable, int, Sequence[int]]) -> tuple[Sequence[Any], bool]:
+    def fetch_bounded(
+        self, asked: tuple[Executable, Mapping[str, Any], int, Sequence[int]]
+    ) -> tuple[Sequence[Any], bool]:
         """The rows of one statement until they have so many bytes, and whether that was before the end."""
-        statement, most_bytes, heavy = asked
-        return self._fetched(statement, lambda cursor: _bounded(cursor, most_bytes, heavy))
+        statement, values, most_bytes, heavy = asked
+        return self._fetched(statement, values, lambda cursor: _bounded(cursor, most_bytes, heavy))
 
-    def _fetched(self, statement: Executable, take: Callable[[Cursor], R]) -> R:
+    def fetch_text(self, asked: tuple[str, Sequence[Any], int, Sequence[int]]) -> tuple[Sequence[Any], bool]:
+        """As `fetch_bounded`, for a statement in SQLite's own words."""
+        sql, arguments, most_bytes, heavy = asked
+        cursor: Cursor | None = None
+        try:
+            cursor = cast(Cursor, self._open()[0].connection.cursor())
+            return _bounded(cursor.execute(sql, arguments), most_bytes, heavy)
+        except Exception as error:
+            self._check(error)
+            raise
+        finally:
+            if cursor is not None:
+                cursor.close()  # a statement that was not read to its end would hold an old state of the file
+
+    def _fetched(self, statement: Executable, values: Mapping[str, Any], take: Callable[[Cursor], R]) -> R:
         connection, _ = self._open()
         try:
-            with connection.execute(statement) as result:
+            with connection.execute(statement, values) as result:
                 return take(cast(Cursor, result.cursor))
         except Exception as error:
             self._check(error)
@@ -317,10 +337,16 @@ class Threads:
         return self._read(_Seat.fetch, statement)
 
     def fetch_bounded(
-        self, statement: Executable, most_bytes: int, heavy: Sequence[int]
+        self, statement: Executable, values: Mapping[str, Any], most_bytes: int, heavy: Sequence[int]
     ) -> asyncio.Future[tuple[Sequence[Any], bool]]:
         """The rows of a statement until they have so many bytes, and whether that was before the end."""
-        return self._read(_Seat.fetch_bounded, (statement, most_bytes, heavy))
+        return self._read(_Seat.fetch_bounded, (statement, values, most_bytes, heavy))
+
+    def fetch_text(
+        self, sql: str, arguments: Sequence[Any], most_bytes: int, heavy: Sequence[int]
+    ) -> asyncio.Future[tuple[Sequence[Any], bool]]:
+        """As `fetch_bounded`, for a statement in SQLite's own words."""
+        return self._read(_Seat.fetch_text, (sql, arguments, most_bytes, heavy))
 
     def _read(self, run: Callable[[_Seat, Any], Any], work: Any) -> asyncio.Future[Any]:
         if not self._idle.acquire(blocking=False):
