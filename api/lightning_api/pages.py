@@ -19,14 +19,14 @@ def page_reply(call: Call, query: Page, page: RowPage, form: RowForm) -> Reply |
     exact = call.exact
     total = b"null" if page.total is None else b"%d" % page.total
     end = b'],"limit":%d,"offset":%d,"total":%b}' % (query.limit, query.offset, total)
-    begin = b'{"items":[' + _items(form, page.first, exact)
+    begin = b'{"items":[', _items(form, page.first, exact)
     if page.rest is None:
-        return Reply(200, begin + end, JSON_HEADERS)
-    return Stream(200, _parts(begin, bool(page.first), page.rest, end, form, exact))
+        return Reply(200, b"".join((*begin, end)), JSON_HEADERS)
+    return Stream(200, _parts(b"".join(begin), bool(page.first), page.rest, end, form, exact))
 
 
-def _items(form: RowForm, rows: Sequence[Any], exact: bool) -> bytes:
-    return form.array(rows, exact=exact)[1:-1]
+def _items(form: RowForm, rows: Sequence[Any], exact: bool) -> memoryview:
+    return memoryview(form.array(rows, exact=exact))[1:-1]
 
 
 async def _parts(
@@ -36,7 +36,7 @@ async def _parts(
         yield begin
         async for rows in rest:
             if rows:
-                yield (b"," if begun else b"") + _items(form, rows, exact)
+                yield b"".join((b"," if begun else b"", _items(form, rows, exact)))
                 begun = True
         yield end
     finally:

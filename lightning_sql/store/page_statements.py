@@ -61,8 +61,13 @@ class Listing:
 
     @property
     def heavy(self) -> list[int]:
-        """Where the payloads stand in an answered row, which begins with total, size and insertion number."""
-        return [3 + self.names.index(name) for name in self.payloads]
+        """Where the payloads stand in an answered row."""
+        return [self.names.index(name) for name in self.payloads]
+
+    @property
+    def width(self) -> int:
+        """How many columns of an answered row are the record's; then come insertion number, size and total."""
+        return len(self.names) + (len(ATTEMPT_COLUMNS) if self.table is ROLLOUTS else 0)
 
 
 ROLLOUT_LISTING: Final = Listing(ROLLOUTS, Rollout, ROLLOUT_COLUMNS, ("input", "metadata"), ("attempt_count",))
@@ -114,9 +119,9 @@ class Form:
 class PageStatements:
     """The statements of one partition.
 
-    They answer rows of: the total (NULL if it was not asked for), the size of all rows up to `wanted` in
-    bytes (NULL where it is not known), the insertion number, the columns of the listing and, for rollouts,
-    those of the latest attempt.
+    They answer rows of: the columns of the listing and, for rollouts, those of the latest attempt; then the
+    insertion number, the size of all rows up to `wanted` in bytes (NULL where it is not known), and the total
+    (NULL if it was not asked for).
     """
 
     def __init__(self, dialect: Dialect, partition: str) -> None:
@@ -180,7 +185,7 @@ class PageStatements:
         if known:
             return self._bounded(listing, sort, form, source, conditions, count, known)
         columns, joined = self._columns(listing, table, source)
-        statement = select(count, _NO_VALUE, table.c[SEQ], *columns).select_from(joined).where(*conditions)
+        statement = select(*columns, table.c[SEQ], _NO_VALUE, count).select_from(joined).where(*conditions)
         statement = statement.order_by(*order_by(sort, table, listing.item_type))
         return statement if form.merged else _window(statement, form)
 
@@ -211,7 +216,7 @@ class PageStatements:
         fitting = select(func.count()).select_from(before).where(before.c.before < most).scalar_subquery()
         columns, joined = self._columns(listing, page, page)
         return (
-            select(count, weight, page.c[SEQ], *columns)
+            select(*columns, page.c[SEQ], weight, count)
             .select_from(joined)
             .order_by(*ordering)
             .limit(case((weight < most, bindparam("wanted", type_=BigInteger())), else_=fitting))

@@ -148,7 +148,7 @@ def _rollout_document(row: Row) -> _RolloutDocument:
 
 
 def _attempt_document(row: Row) -> _AttemptDocument:
-    rollout_id, attempt_id, sequence_id, start, end, status, worker_id, heartbeat, metadata = row
+    rollout_id, attempt_id, sequence_id, start, end, status, worker_id, heartbeat, metadata, *_ = row
     return _AttemptDocument(
         rollout_id, attempt_id, sequence_id, start, end, status, worker_id, heartbeat, _raw(metadata)
     )
@@ -192,7 +192,7 @@ def _span_document(row: Row) -> _SpanDocument:
         context,
         parent,
         resource,
-        _extra,
+        *_,
     ) = row
     return _SpanDocument(
         rollout_id,
@@ -300,7 +300,7 @@ class RowForm:
         return _encoder.encode(self._document(self._readable(row, exact)))
 
     def array(self, rows: Sequence[Row], *, exact: bool = False) -> bytes:
-        """Rows as a JSON array of objects."""
+        """Rows as a JSON array of objects; of each row, what comes after its own columns is left out."""
         if self._extra is not None and any(row[self._extra] is not None for row in rows):
             return b"[" + b",".join([self.one(row, exact=exact) for row in rows]) + b"]"
         if not (exact and any(self._has_infinite(row) for row in rows)):

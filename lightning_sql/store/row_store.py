@@ -67,7 +67,7 @@ class RowPage:
     """A page of rows, in chunks of bounded size."""
 
     first: Sequence[Row]
-    """The first chunk; for all but long pages the only one."""
+    """The first chunk; for all but long pages the only one. Its rows may continue with other columns."""
     total: int | None
     """How many records match, before paging; None if that was not asked for."""
     rest: AsyncIterator[Sequence[Row]] | None = field(default=None)

@@ -71,14 +71,19 @@ def _sort(sort_by: str | None, sort_order: SortOrder, item_type: type[BaseModel]
 class _Chunk:
     """The rows of one statement."""
 
-    rows: list[Row]
+    rows: Sequence[Row]
+    """Each continues with columns that are not the record's."""
+    width: int
     total: int
     cut: bool
     """Whether there would be more rows but for their size."""
     ended: bool
     """Whether there are no more rows."""
-    seqs: list[int]
-    """The insertion numbers of the rows."""
+
+    @property
+    def seqs(self) -> list[int]:
+        """The insertion numbers of the rows."""
+        return [row[self.width] for row in self.rows]
 
 
 _UNCHANGING: Final = ("rollout_id", "start_time")
@@ -187,7 +192,7 @@ class Pages:
             listing=SPAN_LISTING,
             sort=sort,
             where=where,
-            key=None if _is_filtered(filter_) else which,
+            key=None if _is_filtered(filter_) else ("of", which),
             values={"rollout_id": query.rollout_id, "attempt_id": query.attempt_id},
         )
         return await self._page(hot, question, query.limit, query.offset, query.total)
@@ -237,10 +242,10 @@ class Pages:
         given = {**question.values, **values, "most_bytes": CHUNK_BYTES}
         rows, stopped = await hot.fetch_bounded(reading, given, CHUNK_BYTES, question.listing.heavy)
         if not rows:
-            return _Chunk([], 0, False, True, [])
-        cut = len(rows) < values["wanted"] and (stopped or (rows[0][1] or 0) >= CHUNK_BYTES)
-        ended = len(rows) < values["wanted"] and not cut
-        return _Chunk([row[3:] for row in rows], rows[0][0], cut, ended, [row[2] for row in rows])
+            return _Chunk(rows, question.listing.width, 0, False, True)
+        *_, size, total = rows[0]
+        cut = len(rows) < values["wanted"] and (stopped or (size or 0) >= CHUNK_BYTES)
+        return _Chunk(rows, question.listing.width, total, cut, len(rows) < values["wanted"] and not cut)
 
     async def _rest(
         self, hot: Fetcher, question: Question, limit: int, offset: int, first: _Chunk
@@ -260,7 +265,7 @@ class Pages:
         reading = self._statements.page(question, Form(behind=True))
         while limit:
             values: dict[str, Any] = {"wanted": CHUNK_ROWS if limit < 0 else min(limit, CHUNK_ROWS)}
-            values["after_seq"] = last.seqs[-1]
+            values["after_seq"] = last.rows[-1][last.width]
             if question.sort is not None:
                 values["after_place"] = last.rows[-1][question.listing.names.index(question.sort.field)]
             chunk = await self._chunk(hot, question, reading, values)
@@ -275,14 +280,15 @@ class Pages:
         self, hot: Fetcher, question: Question, sort: Sort, limit: int, offset: int, first: _Chunk
     ) -> AsyncIterator[Sequence[Row]]:
         """In any other order: which rows there are is settled once, then they are looked up."""
+        seqs = first.seqs
         reading = self._statements.seqs(question, limited=limit >= 0, skipping=offset > 0)
         values = {**question.values, "wanted": limit if limit >= 0 else _ALL, "skipped": offset}
         rows, _ = await hot.fetch_bounded(reading, values, CHUNK_BYTES, ())
         found = array("q", (row[0] for row in rows))
         # Since the first chunk, rows may have come and gone, and those whose order can change have moved.
-        if (question.listing is SPAN_LISTING or sort.field in _UNCHANGING) and first.seqs[-1] in found:
-            found = found[found.index(first.seqs[-1]) + 1 :]
-        given = set(first.seqs)
+        if (question.listing is SPAN_LISTING or sort.field in _UNCHANGING) and seqs[-1] in found:
+            found = found[found.index(seqs[-1]) + 1 :]
+        given = set(seqs)
         wanted = array("q", (seq for seq in found if seq not in given))
         if limit >= 0:
             wanted = wanted[: limit - len(given)]
