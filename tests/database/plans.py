@@ -11,7 +11,7 @@ import asyncpg
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateSequence, CreateTable
 
-from lightning_sql.database.dialects.postgresql_statements import HotStatement
+from lightning_sql.database.dialects.hot_statement import HotStatement
 from lightning_sql.database.native import ORDERS, TABLES
 
 __all__ = ["Plan", "Session", "analyze", "create", "plan_of", "plan_of_text", "prepare", "seed", "session_on"]

@@ -4,6 +4,7 @@ A bound is on rows times loops, for each row of a batch. SQLite's plans are in `
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,9 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from lightning_sql.database.dialects.hot import AttemptChange, Claim, RolloutDraft, SpanBatch, SpanDraft, WorkerBeat
+from lightning_sql.database.dialects.hot_statement import HotStatement
 from lightning_sql.database.dialects.postgresql_hot import HOT_SETTINGS, PostgreSQLHotPath, QueueFront
-from lightning_sql.database.dialects.postgresql_statements import CLAIM, STATEMENTS, HotStatement
+from lightning_sql.database.dialects.postgresql_statements import CLAIM, STATEMENTS
 from lightning_sql.database.engine import Database
 from lightning_sql.database.reading import KeptReading, Reading
 from lightning_sql.store.row_store import RolloutQuery, SpanQuery
@@ -151,8 +153,8 @@ def databases(postgres: PostgresServer) -> Iterator[Databases]:
 
 async def prepare_all(session: Session) -> None:
     done: set[str] = set()
-    for name in CALLS:
-        statement, values = await asked(name, 2)
+    for name, count in itertools.product(CALLS, (1, 2)):
+        statement, values = await asked(name, count)
         if statement.name not in done:
             await prepare(session, statement, values)
             done.add(statement.name)
@@ -269,7 +271,7 @@ async def test_claims_while_an_old_snapshot_is_open(databases: Databases) -> Non
             assert len(await store.dequeue_many_rollouts(limit=50)) == 50
             now[0] += 0.2
             floor = front.floor()
-            plan = await plan_of(session, CLAIM, {**values, "floor": floor})
+            plan = await plan_of(session, CLAIM.one, {**values, "floor": floor})
             assert touched(plan) <= PER_ROW + ALWAYS
             (buffers if floor else looked).append(plan.buffers)
     # A claim that looks at the whole queue passes over everything that was claimed since the snapshot.

@@ -31,7 +31,7 @@ from lightning_sql.database.dialects.hot import (
     SpanOutcome,
     WorkerBeat,
 )
-from lightning_sql.database.dialects.postgresql_statements import HotStatement
+from lightning_sql.database.dialects.hot_statement import HotStatement
 from lightning_sql.database.native import ORDERS, ROLLOUT_COLUMNS, TABLES
 from lightning_sql.database.payload import encode_text
 from lightning_sql.database.reading import KeptReading, Reading
@@ -246,7 +246,7 @@ class PostgreSQLHotPath(HotPath):
     async def enqueue(self, drafts: Sequence[RolloutDraft], now: float | None) -> Enqueued:
         columns = zip(*drafts, strict=True)
         values = dict(zip(RolloutDraft._fields, columns, strict=True))
-        [row] = await self._run(statements.ENQUEUE, values | {"partition": self._partition, "now": now})
+        [row] = await self._run(statements.ENQUEUE.of(len(drafts)), values | {"partition": self._partition, "now": now})
         return Enqueued(row[0], row[1])
 
     @override
@@ -261,7 +261,8 @@ class PostgreSQLHotPath(HotPath):
             if claim.worker_id:
                 workers.append((claim.worker_id, first, len(attempt_ids)))
         workers.sort()
-        names, first_slots, last_slots = zip(*workers, strict=True) if workers else ((), (), ())
+        # The statement for one attempt takes one worker, if only NULL, and the other one that none.
+        names, first_slots, last_slots = zip(*(workers or [(None, 1, 1)]), strict=True)
         values: dict[str, Any] = {
             "partition": self._partition,
             "now": now,
@@ -273,7 +274,7 @@ class PostgreSQLHotPath(HotPath):
             "first_slots": first_slots,
             "last_slots": last_slots,
         }
-        rows = await self._run(statements.CLAIM, values)
+        rows = await self._run(statements.CLAIM.of(len(attempt_ids)), values)
         if not rows:
             return 0.0, [[] for _ in claims]
         self._front.seen(rows[0][-2])
@@ -310,7 +311,9 @@ class PostgreSQLHotPath(HotPath):
             "batch": batch_of,
         }
         strictly = any(number is not None for number in batch_of)
-        missing = await self._run(statements.ADD_SPANS_STRICTLY if strictly else statements.ADD_SPANS, values)
+        missing = await self._run(
+            statements.ADD_SPANS_STRICTLY if strictly else statements.ADD_SPANS.of(len(spans)), values
+        )
         outcomes = [SpanOutcome.STORED] * len(spans)
         for place, unknown in missing:
             outcomes[place - 1] = SpanOutcome.UNKNOWN if unknown else SpanOutcome.DUPLICATE
@@ -330,7 +333,7 @@ class PostgreSQLHotPath(HotPath):
             "attempt_id": attempt_ids,
             "span_id": span_ids,
         }
-        fresh = {row[0] for row in await self._run(statements.NEW_SPANS, values, writing=False)}
+        fresh = {row[0] for row in await self._run(statements.NEW_SPANS.of(len(spans)), values, writing=False)}
         return [place in fresh for place in range(1, len(spans) + 1)]
 
     @override
@@ -353,7 +356,7 @@ class PostgreSQLHotPath(HotPath):
                 "place": places,
             }
             unseen: list[int] = []
-            for row in await self._run(statements.UPDATE_ATTEMPTS, values):
+            for row in await self._run(statements.UPDATE_ATTEMPTS.of(len(places)), values):
                 place: int = row[10]
                 if row[1] is not None:
                     answers[place] = AttemptChanged(row[:9], row[9])
@@ -365,22 +368,23 @@ class PostgreSQLHotPath(HotPath):
     @override
     async def issue_numbers(self, counts: Mapping[str, int]) -> dict[str, int]:
         values = {"partition": self._partition, "rollout_id": list(counts), "number": list(counts.values())}
-        return {row[0]: row[1] for row in await self._run(statements.ISSUE_NUMBERS, values)}
+        return {row[0]: row[1] for row in await self._run(statements.ISSUE_NUMBERS.of(len(counts)), values)}
 
     @override
     async def beat_workers(self, beats: Sequence[WorkerBeat], now: float | None) -> list[Row]:
         worker_ids, stats = zip(*beats, strict=True)
         values = {"partition": self._partition, "now": now, "worker_id": worker_ids, "heartbeat_stats": stats}
-        rows = {row[0]: tuple(row) for row in await self._run(statements.BEAT_WORKERS, values)}
+        rows = {row[0]: tuple(row) for row in await self._run(statements.BEAT_WORKERS.of(len(beats)), values)}
         return [rows[worker_id] for worker_id in worker_ids]
 
     # Everything else
 
     @override
     async def rollouts(self, rollout_ids: Sequence[str], finished: bool) -> list[Row]:
-        statement = statements.FINISHED_ROLLOUTS if finished else statements.ROLLOUTS
-        values = {"partition": self._partition, "rollout_id": list(dict.fromkeys(rollout_ids))}
-        return [tuple(row) for row in await self._run(statement, values, writing=False)]
+        operation = statements.FINISHED_ROLLOUTS if finished else statements.ROLLOUTS
+        ids = list(dict.fromkeys(rollout_ids))
+        values = {"partition": self._partition, "rollout_id": ids}
+        return [tuple(row) for row in await self._run(operation.of(len(ids)), values, writing=False)]
 
     @override
     async def fetch(self, statement: Executable) -> Sequence[Row]:

@@ -14,14 +14,13 @@ whole table, whatever its statistics say.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import Any, Final
 
-from sqlalchemy import Table, TextClause, text
-from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
+from sqlalchemy import Table
 
 from lightning_sql import lifecycle
 from lightning_sql.database.dialects.hot import SpanDraft
+from lightning_sql.database.dialects.hot_statement import Given, HotOperation, HotStatement
 from lightning_sql.database.native import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, WORKER_COLUMNS
 from lightning_sql.database.native import ATTEMPTS as ATTEMPTS_TABLE
 from lightning_sql.database.native import ROLLOUTS as ROLLOUTS_TABLE
@@ -41,35 +40,7 @@ __all__ = [
     "ROLLOUTS",
     "STATEMENTS",
     "UPDATE_ATTEMPTS",
-    "HotStatement",
 ]
-
-
-class HotStatement:
-    """A statement that is compiled once and run on the driver's own connection."""
-
-    def __init__(self, name: str, sql: str) -> None:
-        self.name = name
-        self.clause: TextClause = text(sql)
-
-    @cached_property
-    def _compiled(self) -> tuple[str, tuple[str, ...]]:
-        compiled = self.clause.compile(dialect=PGDialect_asyncpg())
-        return compiled.string, tuple(compiled.positiontup or ())
-
-    @cached_property
-    def sql(self) -> str:
-        """The text that the driver gets."""
-        return self._compiled[0]
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """What the values are called that it takes, in their order."""
-        return self._compiled[1]
-
-    def arguments(self, values: Mapping[str, Any]) -> list[Any]:
-        """The values by name, in the order that the text numbers them."""
-        return [values[name] for name in self.names]
 
 
 def _words(values: Iterable[str]) -> str:
@@ -115,9 +86,21 @@ def _locked_rollout(rollout_id: str) -> str:
     )"""
 
 
-ENQUEUE: Final = HotStatement(
-    "enqueue",
-    f"""
+_DRAFT_KINDS: Final = {
+    "rollout_id": "text",
+    "input": "text",
+    "mode": "text",
+    "resources_id": "text",
+    "timeout_seconds": "double precision",
+    "unresponsive_seconds": "double precision",
+    "max_attempts": "bigint",
+    "retry_condition": "text",
+    "metadata": "text",
+}
+
+
+def _enqueue(given: Given) -> str:
+    return f"""
 WITH latest AS MATERIALIZED (
     SELECT resources_id FROM resources WHERE partition_id = :partition ORDER BY update_time DESC LIMIT 1
 ),
@@ -130,22 +113,22 @@ placed AS (
         CAST(d.input AS json), CAST(d.metadata AS json)
     FROM (
         SELECT u.*, nextval('rollouts_order') AS place
-        FROM unnest(
-            CAST(:rollout_id AS text[]), CAST(:input AS text[]), CAST(:mode AS text[]), CAST(:resources_id AS text[]),
-            CAST(:timeout_seconds AS double precision[]), CAST(:unresponsive_seconds AS double precision[]),
-            CAST(:max_attempts AS bigint[]), CAST(:retry_condition AS text[]), CAST(:metadata AS text[])
-        ) WITH ORDINALITY AS u (rollout_id, input, mode, resources_id, timeout_seconds, unresponsive_seconds,
-            max_attempts, retry_condition, metadata, ord)
+        FROM {given.rows(_DRAFT_KINDS, "u", place="ord")}
         ORDER BY u.ord
     ) d
 )
 SELECT {_NOW}, (SELECT resources_id FROM latest)
-""",
-)
+"""
 
-CLAIM: Final = HotStatement(
-    "claim",
-    f"""
+
+ENQUEUE: Final = HotOperation("enqueue", _enqueue)
+
+
+_WORKER_SLOTS: Final = {"workers": "text", "first_slots": "integer", "last_slots": "integer"}
+
+
+def _claim(given: Given) -> str:
+    return f"""
 WITH front AS MATERIALIZED (
     SELECT rollout_id, queue_position FROM rollouts
     WHERE partition_id = :partition AND queue_position IS NOT NULL AND queue_position > :floor
@@ -162,8 +145,8 @@ claimed AS (
 ),
 begun AS (
     INSERT INTO attempts (partition_id, rollout_id, attempt_id, sequence_id, status, worker_id, start_time)
-    SELECT :partition, c.rollout_id, (CAST(:attempt_ids AS text[]))[c.n], c.attempt_count, 'preparing',
-        (CAST(:slot_workers AS text[]))[c.n], {_NOW}
+    SELECT :partition, c.rollout_id, {given.at("attempt_ids", "c.n")}, c.attempt_count, 'preparing',
+        {given.at("slot_workers", "c.n")}, {_NOW}
     FROM claimed c
 ),
 tended AS (
@@ -172,11 +155,11 @@ tended AS (
     SELECT :partition, g.worker_id, nextval('workers_order'),
         CASE WHEN c.n IS NULL THEN 'idle' ELSE 'busy' END, {_NOW},
         CASE WHEN c.n IS NOT NULL THEN {_NOW} END, CASE WHEN c.n IS NULL THEN {_NOW} END,
-        c.rollout_id, (CAST(:attempt_ids AS text[]))[c.n]
+        c.rollout_id, {given.at("attempt_ids", "c.n")}
     -- A worker has the slots from its first to its last; it is tied to the last of them that got something.
-    FROM unnest(CAST(:workers AS text[]), CAST(:first_slots AS integer[]), CAST(:last_slots AS integer[]))
-            AS g (worker_id, first_slot, last_slot)
+    FROM {given.rows(_WORKER_SLOTS, "g", "worker_id", "first_slot", "last_slot")}
         LEFT JOIN claimed c ON c.n = least(g.last_slot, (SELECT count(*) FROM front)) AND c.n >= g.first_slot
+    WHERE g.worker_id IS NOT NULL
     ON CONFLICT (partition_id, worker_id) DO UPDATE SET
         status = excluded.status,
         last_dequeue_time = excluded.last_dequeue_time,
@@ -188,8 +171,10 @@ tended AS (
 )
 SELECT {_columns("c", ROLLOUT_COLUMNS)}, c.attempt_count, c.n, (SELECT queue_position FROM front LIMIT 1), {_NOW}
 FROM claimed c
-""",
-)
+"""
+
+
+CLAIM: Final = HotOperation("claim", _claim)
 
 _SPAN_TYPES: Final = {
     "sequence_id": "bigint",
@@ -208,16 +193,19 @@ _REFUSED: Final = """refused AS MATERIALIZED (
 _ACCEPTED: Final = "g.batch IS NULL OR NOT EXISTS (SELECT FROM refused f WHERE f.batch = g.batch)"
 
 
-def _add_spans(name: str, refused: str, accepted: str) -> HotStatement:
-    return HotStatement(
-        name,
-        f"""
+_PAIRS: Final = {"pair_rollouts": "text", "pair_attempts": "text"}
+_SPAN_KINDS: Final = {"pair": "integer", "batch": "integer"} | {
+    name: _SPAN_TYPES.get(name, "text") for name in _SPAN_GIVEN
+}
+
+
+def _add_spans(given: Given, refused: str = "", accepted: str = "true") -> str:
+    return f"""
 WITH attempt AS MATERIALIZED (
     -- The pairs come sorted, so that every statement locks in the same order.
     SELECT p.pair, p.rollout_id, p.attempt_id, o.attempt_count, o.limited, o.status AS rollout_status,
         a.status, a.sequence_id
-    FROM unnest(CAST(:pair_rollouts AS text[]), CAST(:pair_attempts AS text[]))
-        WITH ORDINALITY AS p (rollout_id, attempt_id, pair)
+    FROM {given.rows(_PAIRS, "p", "rollout_id", "attempt_id", place="pair")}
     CROSS JOIN LATERAL {_locked_rollout("p.rollout_id")} o
     CROSS JOIN LATERAL (
         SELECT a.status, a.sequence_id FROM attempts a
@@ -226,10 +214,7 @@ WITH attempt AS MATERIALIZED (
     ) a
 ),
 given AS MATERIALIZED (
-    SELECT nextval('spans_order') AS seq, u.* FROM unnest(
-        CAST(:pair AS integer[]), CAST(:batch AS integer[]),
-        {", ".join(f"CAST(:{name} AS {_SPAN_TYPES.get(name, 'text')}[])" for name in _SPAN_GIVEN)}
-    ) WITH ORDINALITY AS u (pair, batch, {", ".join(_SPAN_GIVEN)}, ord)
+    SELECT nextval('spans_order') AS seq, u.* FROM {given.rows(_SPAN_KINDS, "u", place="ord")}
 ),
 {refused}stored AS (
     INSERT INTO spans (partition_id, rollout_id, attempt_id, seq, {", ".join(_SPAN_GIVEN)})
@@ -258,7 +243,7 @@ beaten AS (
     UPDATE attempts a
     SET last_heartbeat_time = {_NOW}, status = {_case("k.status", lifecycle.HEARTBEAT_ATTEMPT, "k.status")}
     FROM attempt k JOIN news n ON n.rollout_id = k.rollout_id AND n.attempt_id = k.attempt_id
-    WHERE a.partition_id = :partition AND a.rollout_id = ANY (CAST(:pair_rollouts AS text[]))
+    WHERE a.partition_id = :partition AND a.rollout_id {given.each("pair_rollouts")}
         AND a.rollout_id = k.rollout_id AND a.attempt_id = k.attempt_id
     RETURNING k.pair, a.status
 ),
@@ -268,7 +253,7 @@ promoted AS (
         end_time = NULL, queue_position = NULL,
         watch_at = CASE WHEN k.rollout_status NOT IN {_QUEUED} THEN r.watch_at WHEN k.limited THEN {_NOW} END
     FROM attempt k JOIN beaten b ON b.pair = k.pair
-    WHERE r.partition_id = :partition AND r.rollout_id = ANY (CAST(:pair_rollouts AS text[]))
+    WHERE r.partition_id = :partition AND r.rollout_id {given.each("pair_rollouts")}
         AND r.rollout_id = k.rollout_id
         AND k.sequence_id = k.attempt_count AND b.status = 'running'
         AND k.rollout_status IN {_words(lifecycle.HEARTBEAT_ROLLOUT)}
@@ -277,20 +262,19 @@ SELECT g.ord, k.pair IS NULL AS unknown
 FROM given g LEFT JOIN attempt k ON k.pair = g.pair
     LEFT JOIN stored s ON s.rollout_id = k.rollout_id AND s.attempt_id = k.attempt_id AND s.span_id = g.span_id
 WHERE s.span_id IS NULL
-""",
-    )
+"""
 
 
-ADD_SPANS: Final = _add_spans("add_spans", "", "true")
-ADD_SPANS_STRICTLY: Final = _add_spans("add_spans_strictly", _REFUSED, _ACCEPTED)
+ADD_SPANS: Final = HotOperation("add_spans", _add_spans)
+ADD_SPANS_STRICTLY: Final = HotStatement("add_spans_strictly", _add_spans(Given(one=False), _REFUSED, _ACCEPTED))
 """Spans of a batch that has a number are stored only if all of them belong to an attempt."""
 
-NEW_SPANS: Final = HotStatement(
-    "new_spans",
-    """
+
+def _new_spans(given: Given) -> str:
+    kinds = {"rollout_id": "text", "attempt_id": "text", "span_id": "text"}
+    return f"""
 SELECT g.ord
-FROM unnest(CAST(:rollout_id AS text[]), CAST(:attempt_id AS text[]), CAST(:span_id AS text[]))
-    WITH ORDINALITY AS g (rollout_id, attempt_id, span_id, ord)
+FROM {given.rows(kinds, "g", place="ord")}
 CROSS JOIN LATERAL (
     SELECT FROM attempts a
     WHERE a.partition_id = :partition AND a.rollout_id = g.rollout_id AND a.attempt_id = g.attempt_id LIMIT 1
@@ -301,16 +285,28 @@ LEFT JOIN LATERAL (
         AND s.span_id = g.span_id LIMIT 1
 ) s ON true
 WHERE s.there IS NULL
-""",
-)
+"""
+
+
+NEW_SPANS: Final = HotOperation("new_spans", _new_spans)
 
 _STATUS_AFTER: Final = "coalesce(g.status, a.status)"
 _RETRIED: Final = f"""CASE WHEN strpos(o.retry_condition, '"' || {_STATUS_AFTER} || '"') > 0
         AND a.sequence_id < o.max_attempts THEN 'requeuing' ELSE 'failed' END"""
 
-UPDATE_ATTEMPTS: Final = HotStatement(
-    "update_attempts",
-    f"""
+_CHANGE_KINDS: Final = {
+    "owners": "text",
+    "attempt_id": "text",
+    "status": "text",
+    "worker_id": "text",
+    "last_heartbeat_time": "double precision",
+    "metadata": "text",
+    "place": "integer",
+}
+
+
+def _update_attempts(given: Given) -> str:
+    return f"""
 WITH follow AS MATERIALIZED (
     -- The rollouts come sorted, so that every statement locks in the same order.
     SELECT g.place, g.rollout_id, g.attempt_id AS wanted, g.status AS new_status, g.worker_id AS new_worker,
@@ -325,10 +321,7 @@ WITH follow AS MATERIALIZED (
         a.sequence_id = o.attempt_count AS latest,
         CASE WHEN a.sequence_id = o.attempt_count AND o.status <> 'cancelled'
             THEN {_case(_STATUS_AFTER, lifecycle.OUTCOME, _RETRIED)} ELSE o.status END AS rollout_after
-    FROM unnest(
-        CAST(:owners AS text[]), CAST(:attempt_id AS text[]), CAST(:status AS text[]), CAST(:worker_id AS text[]),
-        CAST(:last_heartbeat_time AS double precision[]), CAST(:metadata AS text[]), CAST(:place AS integer[])
-    ) AS g (rollout_id, attempt_id, status, worker_id, last_heartbeat_time, metadata, place)
+    FROM {given.rows(_CHANGE_KINDS, "g", "rollout_id", *list(_CHANGE_KINDS)[1:])}
     CROSS JOIN LATERAL {_locked_rollout("g.rollout_id")} o
     LEFT JOIN LATERAL (
         SELECT a.attempt_id, a.sequence_id, a.start_time, a.end_time, a.status, a.worker_id, a.last_heartbeat_time,
@@ -346,7 +339,7 @@ changed AS (
     SET status = f.status_after, worker_id = f.worker_after, last_heartbeat_time = f.heartbeat_after,
         metadata = f.metadata_after, end_time = f.end_after
     FROM follow f
-    WHERE a.partition_id = :partition AND a.rollout_id = ANY (CAST(:owners AS text[]))
+    WHERE a.partition_id = :partition AND a.rollout_id {given.each("owners")}
         AND a.rollout_id = f.rollout_id AND a.attempt_id = f.attempt_id
 ),
 propagated AS (
@@ -358,7 +351,7 @@ propagated AS (
             THEN coalesce(r.queue_position, nextval('rollouts_order')) END,
         watch_at = CASE WHEN f.limited AND f.rollout_after IN {_ACTIVE} THEN {_NOW} END
     FROM follow f
-    WHERE r.partition_id = :partition AND r.rollout_id = ANY (CAST(:owners AS text[])) AND r.rollout_id = f.rollout_id
+    WHERE r.partition_id = :partition AND r.rollout_id {given.each("owners")} AND r.rollout_id = f.rollout_id
         AND f.latest AND (f.rollout_after <> f.rollout_status
             OR f.limited AND f.rollout_after IN {_ACTIVE}
                 AND (f.new_status IS NOT NULL OR f.new_heartbeat IS NOT NULL))
@@ -394,42 +387,46 @@ SELECT f.rollout_id, f.attempt_id, f.sequence_id, f.start_time, f.end_after, f.s
     -- The latest attempt began after this statement did, so it cannot be seen yet.
     f.wanted IS NULL AND f.attempt_count > 0 AS may_be_unseen
 FROM follow f
-""",
-)
+"""
 
-ISSUE_NUMBERS: Final = HotStatement(
-    "issue_numbers",
-    """
+
+UPDATE_ATTEMPTS: Final = HotOperation("update_attempts", _update_attempts)
+
+
+def _issue_numbers(given: Given) -> str:
+    return f"""
 INSERT INTO span_sequences AS c (partition_id, rollout_id, value)
 SELECT :partition, g.rollout_id, g.number
-FROM unnest(CAST(:rollout_id AS text[]), CAST(:number AS bigint[])) g (rollout_id, number)
+FROM {given.rows({"rollout_id": "text", "number": "bigint"}, "g")}
 ORDER BY g.rollout_id COLLATE "C"
 ON CONFLICT (partition_id, rollout_id) DO UPDATE SET value = c.value + excluded.value
 RETURNING rollout_id, value
-""",
-)
+"""
 
-BEAT_WORKERS: Final = HotStatement(
-    "beat_workers",
-    f"""
+
+ISSUE_NUMBERS: Final = HotOperation("issue_numbers", _issue_numbers)
+
+
+def _beat_workers(given: Given) -> str:
+    return f"""
 INSERT INTO workers AS w (partition_id, worker_id, seq, status, last_heartbeat_time, heartbeat_stats)
 SELECT :partition, g.worker_id, nextval('workers_order'), 'unknown', {_NOW}, CAST(g.heartbeat_stats AS json)
-FROM unnest(CAST(:worker_id AS text[]), CAST(:heartbeat_stats AS text[])) g (worker_id, heartbeat_stats)
+FROM {given.rows({"worker_id": "text", "heartbeat_stats": "text"}, "g")}
 ORDER BY g.worker_id COLLATE "C"
 ON CONFLICT (partition_id, worker_id) DO UPDATE SET
     last_heartbeat_time = excluded.last_heartbeat_time,
     heartbeat_stats = coalesce(excluded.heartbeat_stats, w.heartbeat_stats)
 RETURNING {_texts("w", WORKERS_TABLE, WORKER_COLUMNS)}
-""",
-)
+"""
 
 
-def _rollouts(name: str, condition: str) -> HotStatement:
-    return HotStatement(
-        name,
-        f"""
+BEAT_WORKERS: Final = HotOperation("beat_workers", _beat_workers)
+
+
+def _rollouts(given: Given, condition: str = "") -> str:
+    return f"""
 SELECT {_texts("r", ROLLOUTS_TABLE, ROLLOUT_COLUMNS)}, {_texts("a", ATTEMPTS_TABLE, ATTEMPT_COLUMNS)}
-FROM unnest(CAST(:rollout_id AS text[])) g (rollout_id) CROSS JOIN LATERAL (
+FROM {given.rows({"rollout_id": "text"}, "g")} CROSS JOIN LATERAL (
     SELECT {_columns("o", ROLLOUT_COLUMNS)}, o.attempt_count FROM rollouts o
     WHERE o.partition_id = :partition AND o.rollout_id = g.rollout_id LIMIT 1
 ) r LEFT JOIN LATERAL (
@@ -437,23 +434,30 @@ FROM unnest(CAST(:rollout_id AS text[])) g (rollout_id) CROSS JOIN LATERAL (
     WHERE b.partition_id = :partition AND b.rollout_id = r.rollout_id AND b.sequence_id = r.attempt_count LIMIT 1
 ) a ON true
 {condition}
-""",
-    )
+"""
 
 
-ROLLOUTS: Final = _rollouts("rollouts", "")
-FINISHED_ROLLOUTS: Final = _rollouts("finished_rollouts", f"WHERE r.status IN {_FINISHED}")
+ROLLOUTS: Final = HotOperation("rollouts", _rollouts)
+FINISHED_ROLLOUTS: Final = HotOperation(
+    "finished_rollouts", lambda given: _rollouts(given, f"WHERE r.status IN {_FINISHED}")
+)
 
 STATEMENTS: Final = (
-    ENQUEUE,
-    CLAIM,
-    ADD_SPANS,
     ADD_SPANS_STRICTLY,
-    NEW_SPANS,
-    UPDATE_ATTEMPTS,
-    ISSUE_NUMBERS,
-    BEAT_WORKERS,
-    ROLLOUTS,
-    FINISHED_ROLLOUTS,
+    *(
+        statement
+        for operation in (
+            ENQUEUE,
+            CLAIM,
+            ADD_SPANS,
+            NEW_SPANS,
+            UPDATE_ATTEMPTS,
+            ISSUE_NUMBERS,
+            BEAT_WORKERS,
+            ROLLOUTS,
+            FINISHED_ROLLOUTS,
+        )
+        for statement in (operation.some, operation.one)
+    ),
 )
 """Every hot statement, for the tests that hold them to their plans."""
