@@ -35,7 +35,7 @@ class _Neighbours:
         if latest != run:
             digits = blake2b(run.to_bytes(8, "big"), key=self._key, digest_size=3).hexdigest()
             self._latest = (run, digits)
-        return f"{digits}{place:03x}{_random.getrandbits(12):03x}"
+        return f"{digits}{place << 12 | _random.getrandbits(12):06x}"
 
 
 _random = random.Random(os.urandom(32))

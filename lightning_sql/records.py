@@ -100,6 +100,11 @@ def _check_identifier(value: str) -> str:
     return value
 
 
+def is_plain_identifier(value: Any) -> bool:
+    """Whether something is an identifier for certain; of others only the check of `Identifier` can say."""
+    return type(value) is str and len(value) <= IDENTIFIER_BYTES and value.isascii() and "\x00" not in value
+
+
 def _check_seconds(value: float) -> float:
     if math.isnan(value):
         raise ValueError("NaN is not a time")

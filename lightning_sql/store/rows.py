@@ -74,14 +74,6 @@ def stored_text(value: str | None) -> str | None:
     return None if value is None else encode_text(value)
 
 
-def _payload(text: str | None) -> Any:
-    return None if text is None else decode_json(text)
-
-
-def _text(text: str | None) -> str | None:
-    return None if text is None else decode_text(text)
-
-
 _NO_LIMITS: Final = RolloutConfig()
 
 
@@ -123,7 +115,12 @@ def queued_row(draft: RolloutDraft, now: float, latest_resources_id: str | None)
     )
 
 
-_set: Final = object.__setattr__
+# Pydantic forbids to set what is not a field; the slots themselves are asked, which is also twice as fast.
+_new: Final = object.__new__
+_set_values: Final = BaseModel.__dict__["__dict__"].__set__
+_set_names: Final = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+_set_extra: Final = BaseModel.__dict__["__pydantic_extra__"].__set__
+_set_private: Final = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
 def made(record_type: type[M], fields: dict[str, Any], extra: dict[str, Any] | None = None) -> M:
@@ -131,22 +128,22 @@ def made(record_type: type[M], fields: dict[str, Any], extra: dict[str, Any] | N
 
     `extra` is an object, perhaps empty, for models that keep unknown keys, and else None.
     """
-    record = record_type.__new__(record_type)
-    _set(record, "__dict__", fields)
-    _set(record, "__pydantic_fields_set__", {*fields, *extra} if extra else set(fields))
-    _set(record, "__pydantic_extra__", extra)
-    _set(record, "__pydantic_private__", None)
+    record = _new(record_type)
+    _set_values(record, fields)
+    _set_names(record, {*fields, *extra} if extra else set(fields))
+    _set_extra(record, extra)
+    _set_private(record, None)
     return record
 
 
 def _rollout_fields(row: Row) -> dict[str, Any]:
     return {
         "rollout_id": decode_text(row[0]),
-        "input": _payload(row[1]),
+        "input": None if row[1] is None else decode_json(row[1]),
         "start_time": row[2],
         "end_time": row[3],
         "mode": row[4],
-        "resources_id": _text(row[5]),
+        "resources_id": None if row[5] is None else decode_text(row[5]),
         "status": row[6],
         "config": made(
             RolloutConfig,
@@ -157,7 +154,7 @@ def _rollout_fields(row: Row) -> dict[str, Any]:
                 "retry_condition": list(retry_conditions(row[10])),
             },
         ),
-        "metadata": _payload(row[11]),
+        "metadata": None if row[11] is None else decode_json(row[11]),
     }
 
 
@@ -177,9 +174,9 @@ def attempt_of(row: Row) -> Attempt:
             "start_time": row[3],
             "end_time": row[4],
             "status": row[5],
-            "worker_id": _text(row[6]),
+            "worker_id": None if row[6] is None else decode_text(row[6]),
             "last_heartbeat_time": row[7],
-            "metadata": _payload(row[8]),
+            "metadata": None if row[8] is None else decode_json(row[8]),
         },
     )
 
@@ -196,13 +193,13 @@ def worker_of(row: Row) -> Worker:
         {
             "worker_id": decode_text(row[0]),
             "status": row[1],
-            "heartbeat_stats": _payload(row[2]),
+            "heartbeat_stats": None if row[2] is None else decode_json(row[2]),
             "last_heartbeat_time": row[3],
             "last_dequeue_time": row[4],
             "last_busy_time": row[5],
             "last_idle_time": row[6],
-            "current_rollout_id": _text(row[7]),
-            "current_attempt_id": _text(row[8]),
+            "current_rollout_id": None if row[7] is None else decode_text(row[7]),
+            "current_attempt_id": None if row[8] is None else decode_text(row[8]),
         },
     )
 
@@ -251,7 +248,7 @@ def span_of(row: Row) -> Span:
             "sequence_id": row[2],
             "trace_id": decode_text(row[3]),
             "span_id": decode_text(row[4]),
-            "parent_id": _text(row[5]),
+            "parent_id": None if row[5] is None else decode_text(row[5]),
             "name": decode_text(row[6]),
             "status": TraceStatus.model_validate(decode_json(row[7])),
             "attributes": decode_json(row[8]),

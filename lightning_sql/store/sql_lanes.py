@@ -202,11 +202,18 @@ def _span_keys(batch: SpanBatch) -> list[tuple[str, str, str]]:
 
 
 def _size(*texts: str | None) -> int:
-    return 1 + sum(len(text) for text in texts if text is not None) // _PAGE_BYTES
+    size = 0
+    for text in texts:
+        if text is not None:
+            size += len(text)
+    return 1 + size // _PAGE_BYTES
 
 
 def _weigh_rollouts(drafts: Sequence[RolloutDraft]) -> int:
-    return sum(_size(draft.input, draft.metadata) for draft in drafts)
+    weight = 0
+    for draft in drafts:
+        weight += _size(draft.input, draft.metadata)
+    return weight
 
 
 def _weigh_span(span: SpanDraft) -> int:
@@ -214,4 +221,7 @@ def _weigh_span(span: SpanDraft) -> int:
 
 
 def _weigh_spans(batch: SpanBatch) -> int:
-    return sum(_weigh_span(span) for span in batch.spans)
+    weight = 0
+    for span in batch.spans:
+        weight += _weigh_span(span)
+    return weight

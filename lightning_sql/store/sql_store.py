@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, TypeAdapter
@@ -52,11 +52,13 @@ from lightning_sql.records import (
     Unset,
     Worker,
     given,
+    is_plain_identifier,
 )
 from lightning_sql.store.interface import SpanReceipt, StoreCapabilities, refuse_null
 from lightning_sql.store.rows import (
     attempt_of,
     attempted_of,
+    made,
     rollout_draft,
     rollout_of,
     span_draft,
@@ -84,6 +86,26 @@ MOST_QUEUED: Final = 2**62
 
 _WIDTH: Final = len(ROLLOUT_COLUMNS)
 _IDENTIFIER: Final[TypeAdapter[str]] = TypeAdapter(Identifier)
+_ATTEMPT_STATUSES: Final = get_args(AttemptStatus)
+_MODES: Final = (None, *get_args(RolloutMode))
+
+
+def _request(
+    input: Any,  # noqa: A002 - the field's name
+    mode: RolloutMode | None,
+    resources_id: str | None,
+    config: RolloutConfig | None,
+    metadata: dict[str, Any] | None,
+) -> EnqueueRolloutRequest:
+    fields = {"input": input, "mode": mode, "resources_id": resources_id, "config": config, "metadata": metadata}
+    if (
+        mode in _MODES
+        and (resources_id is None or is_plain_identifier(resources_id))
+        and (config is None or type(config) is RolloutConfig)
+        and metadata is None
+    ):
+        return made(EnqueueRolloutRequest, fields)  # nothing is left to be checked
+    return EnqueueRolloutRequest.model_validate(fields)
 
 
 class _AttemptFields(BaseModel):
@@ -160,9 +182,13 @@ class SqlStore(SqlReads):
 
     @override
     async def _pass_gate(self) -> None:
-        gate = self._here.gate
-        if gate.due:
-            await gate.pass_through()
+        await self._through_gate()
+
+    async def _through_gate(self) -> _Here:
+        here = self._here
+        if here.gate.due:
+            await here.gate.pass_through()
+        return here
 
     @override
     async def close(self) -> None:
@@ -231,8 +257,8 @@ class SqlStore(SqlReads):
 
     @override
     async def enqueue_rows(self, drafts: Sequence[RolloutDraft]) -> Sequence[Row]:
-        await self._pass_gate()
-        return await self._lanes.enqueue(drafts) if drafts else []
+        here = await self._through_gate()
+        return await here.lanes.enqueue(drafts) if drafts else []
 
     @override
     async def enqueue_rollout(
@@ -243,11 +269,9 @@ class SqlStore(SqlReads):
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Rollout:
-        request = EnqueueRolloutRequest(
-            input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
-        )
-        [rollout] = await self.enqueue_many_rollouts([request])
-        return rollout
+        request = _request(input, mode, resources_id, config, metadata)
+        [row] = await self.enqueue_rows([rollout_draft(request)])
+        return rollout_of(row)
 
     @override
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
@@ -256,13 +280,13 @@ class SqlStore(SqlReads):
 
     @override
     async def claim_rows(self, limit: int, worker_id: str | None) -> Sequence[Row]:
-        await self._pass_gate()
+        here = await self._through_gate()
         if limit > CLAIM_AT_ONCE:
             limit = await self._queued(min(limit, MOST_QUEUED))
         if limit <= 0 and not worker_id:
             return []
         attempt_ids = [new_attempt_id() for _ in range(limit)]
-        return await self._lanes.claim(Claim(stored_text(worker_id), attempt_ids))
+        return await here.lanes.claim(Claim(stored_text(worker_id), attempt_ids))
 
     async def _queued(self, most: int) -> int:
         """How many rollouts are in the queue, counted up to `most`."""
@@ -287,7 +311,7 @@ class SqlStore(SqlReads):
         if limit <= 0:
             await self._pass_gate()
             return []
-        if worker_id is not None:
+        if worker_id is not None and not is_plain_identifier(worker_id):
             _IDENTIFIER.validate_python(worker_id)
         rows = await self.claim_rows(limit, worker_id)
         return [attempted_of(row, attempt_of(row[_WIDTH:])) for row in rows]
@@ -330,8 +354,7 @@ class SqlStore(SqlReads):
 
     @override
     async def update_attempt_row(self, change: AttemptChange) -> Row:
-        await self._pass_gate()
-        here = self._here
+        here = await self._through_gate()
         changed = await here.lanes.attempts(change)
         if changed is None:
             attempt_id = LATEST if change.attempt_id is None else decode_text(change.attempt_id)
@@ -360,14 +383,15 @@ class SqlStore(SqlReads):
             }
         )
         refuse_null(changes, changes)
-        fields = _AttemptFields.model_validate(changes)
+        if changes.keys() != {"status"} or status not in _ATTEMPT_STATUSES:
+            changes = dict(_AttemptFields.model_validate(changes))
         change = AttemptChange(
             encode_text(rollout_id),
             None if attempt_id == LATEST else encode_text(attempt_id),
-            fields.status,
-            stored_text(fields.worker_id),
-            fields.last_heartbeat_time,
-            stored_payload(fields.metadata),
+            changes.get("status"),
+            stored_text(changes.get("worker_id")),
+            changes.get("last_heartbeat_time"),
+            stored_payload(changes.get("metadata")),
         )
         return attempt_of(await self.update_attempt_row(change))
 
