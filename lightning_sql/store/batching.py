@@ -44,7 +44,8 @@ class Joiner(Generic[C, R]):
 
     A call that finds a lane free starts it, and nothing is waited for: what the statement takes along
     is what has come by the moment at which it is sent. While every lane is in a statement, calls
-    gather; a lane that is done takes all of them that fit, first in, first out. A call passes an
+    gather; a lane that is done takes all of them that fit, first in, first out, or, where they weigh
+    `shared` or more, its share of them, and leaves the others to a lane that is free. A call passes an
     earlier one only if that one is held up by its keys; one that is too heavy for what is left of a
     batch opens the next one.
 
@@ -64,6 +65,10 @@ class Joiner(Generic[C, R]):
         weigh: The weight of a call, at least 1, which is also the default.
         most: The largest weight of a batch; a call that is heavier goes alone.
         lanes: How many statements may be in flight at once.
+        shared: From which weight on what waits is shared out to free lanes: while one statement is in
+            the database, the answers of another are made of what it brought.
+        alone: Up to which weight of what waits one lane is enough: two small statements take longer than
+            one that is a little larger.
         waiting: How many calls may wait.
     """
 
@@ -76,6 +81,8 @@ class Joiner(Generic[C, R]):
         weigh: Callable[[C], int] | None = None,
         most: int = 256,
         lanes: int = 1,
+        shared: int = 16,
+        alone: int = 0,
         waiting: int = 10_000,
     ) -> None:
         self._run = run
@@ -85,10 +92,13 @@ class Joiner(Generic[C, R]):
         self._weigh = weigh
         self._most = most
         self._lanes = lanes
+        self._shared = shared
+        self._alone = alone
         self._limit = waiting
         self._closed = False
         # Ordered, and a cancelled caller can leave from the middle at once.
         self._waiting: OrderedDict[_Entry[C, R], None] = OrderedDict()
+        self._weight = 0  # of all that wait
         self._held: set[Hashable] = set()  # the keys of the calls in flight
         self._claims: dict[Hashable, int] = {}  # how many calls, waiting or in flight, have a key
         self._busy = 0  # lanes that are started and have not found the queue empty yet
@@ -117,13 +127,13 @@ class Joiner(Generic[C, R]):
             raise DatabaseUnavailableError("the store is closed")
         keys = NO_KEYS if self._keys is None else frozenset(self._keys(call))
         weight = 1 if self._weigh is None else max(1, self._weigh(call))
-        # While a lane is about to begin, there is no need of another: it will take this call along.
-        free = self._starting is None and self._busy < self._lanes and self._claims.keys().isdisjoint(keys)
+        free = self._may_start(self._weight + weight) and self._claims.keys().isdisjoint(keys)
         if not free and len(self._waiting) >= self._limit + (self._starting is not None):
             raise OverloadedError(f"{len(self._waiting)} calls of {self._name} wait already; try again later")
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         entry = _Entry(call, future, keys, weight)
         self._waiting[entry] = None
+        self._weight += weight
         for key in keys:
             self._claims[key] = self._claims.get(key, 0) + 1
         if free:
@@ -141,15 +151,20 @@ class Joiner(Generic[C, R]):
         while self._tasks:
             await asyncio.wait(self._tasks)
 
+    def _may_start(self, weight: int) -> bool:
+        # While a lane is about to begin, there is no need of another: it will take along what comes.
+        return self._starting is None and (not self._busy or (self._busy < self._lanes and weight > self._alone))
+
     def _withdraw(self, entry: _Entry[C, R]) -> None:
         del self._waiting[entry]
+        self._weight -= entry.weight
         if entry.keys:
             self._release(entry)
             # It may have held up another, which no lane in flight need be holding up.
             self._start_another()
 
     def _start_another(self) -> None:
-        if self._waiting and self._starting is None and self._busy < self._lanes:
+        if self._waiting and self._may_start(self._weight):
             self._start()
 
     def _start(self) -> None:
@@ -191,6 +206,10 @@ class Joiner(Generic[C, R]):
         weight = 0
         more = False
         passed: set[Hashable] = set()  # the keys of all that came before, whether taken or held up
+        most = self._most
+        sharing = self._weight >= self._shared and self._may_start(self._weight)
+        if sharing:
+            most = min(most, -(-self._weight // (self._lanes - self._busy + 1)))
         for entry in self._waiting:
             if entry.future.done():
                 continue  # its caller is cancelled and takes it back in a moment
@@ -198,17 +217,20 @@ class Joiner(Generic[C, R]):
             if keys and not (keys.isdisjoint(self._held) and keys.isdisjoint(passed)):
                 passed |= keys
                 continue
-            if batch and weight + entry.weight > self._most:
+            if batch and weight + entry.weight > most:
                 more = True
                 break
             passed |= keys
             weight += entry.weight
             batch.append(entry)
+        self._weight -= weight
         for entry in batch:
             del self._waiting[entry]
             if entry.keys:
                 self._held |= entry.keys
-        if more:
+        if more and sharing:
+            self._start()
+        elif more:
             self._start_another()
         return batch
 
@@ -290,6 +312,7 @@ class Joiner(Generic[C, R]):
         if not self._busy:  # no other lane will look after those that wait
             waiting = list(self._waiting)
             self._waiting.clear()
+            self._weight = 0
             self._claims.clear()
             _fail(waiting, DatabaseUnavailableError(f"{self._name} was stopped before the call was sent"))
 

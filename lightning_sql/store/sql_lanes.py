@@ -37,6 +37,8 @@ _PAGE_BYTES: Final = 4096
 """A call weighs 1, and 1 more for each so many bytes: a statement of weight 2000 has no more than 8 MB."""
 _HEAVIEST: Final = 2000
 _UNJOINED_LANES: Final = 16
+_CLAIMS_ALONE: Final = 64
+"""A claim is a quick statement, so that a second one is worth it only for many rollouts."""
 
 
 class Lanes:
@@ -56,10 +58,15 @@ class Lanes:
         self._join = join
         self.hot = database.hot_path(partition, join=join)
         self.enqueue: Joiner[Sequence[RolloutDraft], Sequence[Row]] = self._joiner(
-            "enqueue", self._enqueue, weigh=_weigh_rollouts
+            "enqueue", self._enqueue, weigh=_weigh_rollouts, lanes=2
         )
         self.claim: Joiner[Claim, Sequence[Row]] = self._joiner(
-            "claim", self._claim, keys=_worker_key, weigh=lambda claim: len(claim.attempt_ids)
+            "claim",
+            self._claim,
+            keys=_worker_key,
+            weigh=lambda claim: len(claim.attempt_ids),
+            lanes=2,
+            alone=_CLAIMS_ALONE,
         )
         self.spans: Joiner[SpanBatch, Sequence[SpanOutcome]] = self._joiner(
             "spans", self._add_spans, keys=_span_keys, weigh=_weigh_spans, lanes=2
@@ -80,10 +87,11 @@ class Lanes:
         keys: Callable[[C], Iterable[Hashable]] | None = None,
         weigh: Callable[[C], int] | None = None,
         lanes: int = 1,
+        alone: int = 0,
     ) -> Joiner[C, R]:
         if not self._join:
             return Joiner(run, name=name, keys=keys, weigh=weigh, most=1, lanes=_UNJOINED_LANES)
-        return Joiner(run, name=name, keys=keys, weigh=weigh, most=_HEAVIEST, lanes=lanes)
+        return Joiner(run, name=name, keys=keys, weigh=weigh, most=_HEAVIEST, lanes=lanes, alone=alone)
 
     def now(self) -> float | None:
         """The time that statements are given; None lets the database look."""
@@ -195,6 +203,10 @@ class Lanes:
 
 def _worker_key(claim: Claim) -> tuple[str, ...]:
     return (claim.worker_id,) if claim.worker_id else ()
+
+
+def _weigh_claim(claim: Claim) -> int:
+    return len(claim.attempt_ids)
 
 
 def _span_keys(batch: SpanBatch) -> list[tuple[str, str, str]]:

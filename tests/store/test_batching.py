@@ -178,6 +178,38 @@ async def test_updates_of_one_row_keep_their_order_whatever_else_happens(rig: Ri
 # Lanes
 
 
+async def test_many_that_wait_are_shared_out_to_free_lanes(rig: Rig) -> None:
+    joiner = rig.joiner(lanes=2, shared=4)
+    await rig.call(joiner, *range(9))
+    assert rig.statements.sent == [[0, 1, 2, 3, 4], [5, 6, 7, 8]]
+    # Whoever comes while both are busy waits; the first that is done finds no other lane to share with.
+    await rig.call(joiner, *range(9, 14))
+    await rig.statements.end()
+    assert rig.statements.sent[2:] == [[9, 10, 11, 12, 13]]
+    await rig.statements.end()
+    await rig.statements.end()
+    await rig.call(joiner, 14, 15, 16)  # too few
+    assert rig.statements.sent[3:] == [[14, 15, 16]]
+    await rig.statements.end()
+    assert await asyncio.gather(*rig.callers) == list(range(17))
+
+
+async def test_light_calls_need_no_second_lane(rig: Rig) -> None:
+    joiner = rig.joiner(lanes=2, shared=2, alone=4)
+    await rig.call(joiner, 1, 2, 3)
+    await rig.call(joiner, 4, 5, 6)
+    assert rig.statements.sent == [[1, 2, 3]]
+    await rig.call(joiner, Call(7, weight=4))
+    assert rig.statements.sent == [[1, 2, 3], [4, 5, 6, 7]]
+    await rig.statements.end()
+    await rig.statements.end()
+    await rig.call(joiner, Call(8, weight=4), Call(9, weight=4))
+    assert rig.statements.sent[2:] == [[8], [9]]
+    await rig.statements.end()
+    await rig.statements.end()
+    assert await asyncio.gather(*rig.callers) == list(range(1, 10))
+
+
 async def test_as_many_statements_as_lanes_are_in_flight(rig: Rig) -> None:
     joiner = rig.joiner(lanes=2, most=2)
     await rig.call(joiner, 1)
