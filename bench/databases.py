@@ -43,8 +43,7 @@ class Postgres:
         off = [name for name, value in _DURABLE.items() if shown[name] != value]
         if off:
             raise BenchError(f"{', '.join(off)} is off on this PostgreSQL: what it would measure is not durable")
-        backend = asyncio.run(_backend_pid(server.url))
-        self.pid = parent_of(backend) if backend is not None else None
+        self.pid = asyncio.run(_main_pid(server.url))
 
     @contextlib.contextmanager
     def database(self) -> Iterator[str]:
@@ -86,14 +85,14 @@ async def _show(url: str, *names: str) -> dict[str, str]:
         await connection.close()
 
 
-async def _backend_pid(url: str) -> int | None:
-    """The process that serves us, None when it is not of this machine."""
+async def _main_pid(url: str) -> int | None:
+    """The server's main process, None when it is not of this machine."""
     connection: Any = await connect_postgres(url)
     try:
         pid = connection.get_server_pid()
         with contextlib.suppress(psutil.Error):
             if "postgres" in psutil.Process(pid).name():
-                return pid
+                return parent_of(pid)  # while we are connected: the process that serves us ends with that
         return None
     finally:
         await connection.close()

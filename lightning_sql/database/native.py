@@ -41,6 +41,8 @@ __all__ = [
     "SPANS",
     "SPAN_COLUMNS",
     "SPAN_SEQUENCES",
+    "SPLICED_SPAN_COLUMNS",
+    "SPLICES",
     "TABLES",
     "WORKERS",
     "WORKER_COLUMNS",
@@ -268,6 +270,25 @@ SPAN_COLUMNS: Final = (
     "resource",
     "extra",
 )
+SPLICED_SPAN_COLUMNS: Final = (
+    "rollout_id",
+    "attempt_id",
+    "sequence_id",
+    "trace_id",
+    "span_id",
+    "parent_id",
+    "name",
+    "payloads",
+    "start_time",
+    "end_time",
+    "origin",
+    "extra",
+)
+"""Those of a span that is only to be written as JSON: what stands side by side there is one column already.
+
+`payloads` is `SPLICES["payloads"]` with their names between them, so that it can stand for the value of the
+first; likewise `origin`."""
+SPLICES: Final = {"payloads": ("status", "attributes", "events", "links"), "origin": ("context", "parent", "resource")}
 WORKER_COLUMNS: Final = (
     "worker_id",
     "status",

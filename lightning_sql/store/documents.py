@@ -24,7 +24,7 @@ from lightning_sql.database.payload import decode_text, encode_text
 from lightning_sql.identifiers import new_rollout_id
 from lightning_sql.jsonable import NESTING_LIMIT, deeper_than
 from lightning_sql.records import SEQUENCE_LIMIT, AttemptStatus, RolloutMode, Span, StatusCode
-from lightning_sql.store.rows import conditions_text, span_draft
+from lightning_sql.store.rows import conditions_text, span_draft, span_size
 
 __all__ = [
     "AttemptChange",
@@ -40,6 +40,7 @@ __all__ = [
     "read_span_list",
     "read_worker_beat",
     "span_draft",
+    "span_size",
     "unknown_attempt",
 ]
 

@@ -15,6 +15,7 @@ from sqlalchemy import (
     FromClause,
     Select,
     Table,
+    Text,
     and_,
     bindparam,
     case,
@@ -34,6 +35,8 @@ from lightning_sql.database.native import (
     ROLLOUTS,
     SPAN_COLUMNS,
     SPANS,
+    SPLICED_SPAN_COLUMNS,
+    SPLICES,
     raw_columns,
 )
 from lightning_sql.database.reading import KeptReading, Reading
@@ -42,36 +45,49 @@ from lightning_sql.fields import FieldKind
 from lightning_sql.filters import Sort
 from lightning_sql.records import Rollout, Span
 
-__all__ = ["ROLLOUT_LISTING", "SPAN_LISTING", "Form", "Listing", "PageStatements", "Question"]
+__all__ = ["ROLLOUT_LISTING", "SPAN_LISTING", "SPLICED_SPAN_LISTING", "Form", "Listing", "PageStatements", "Question"]
 
 _MOST_KEPT: Final = 256
+_JSON_NULL: Final = literal_column("'null'", Text())
 _NO_VALUE: Final = literal_column("NULL", BigInteger())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """What the pages of one table have in common."""
+    """What the pages of one table have in common.
+
+    Attributes:
+        table: what it lists.
+        item_type: of which records.
+        names: the columns of the table that an answer is made of.
+        payloads: those of them that may be large.
+        keys: columns that are needed but not answered.
+        answered: the columns of an answer: those of the table, or splices of some; None is `names`.
+    """
 
     table: Table
     item_type: type[BaseModel]
     names: tuple[str, ...]
     payloads: tuple[str, ...]
     keys: tuple[str, ...] = ()
-    """Columns that are needed but not answered."""
+    answered: tuple[str, ...] | None = None
 
     @property
     def heavy(self) -> list[int]:
-        """Where the payloads stand in an answered row."""
-        return [self.names.index(name) for name in self.payloads]
+        """Where payloads stand in an answered row."""
+        answered = self.answered or self.names
+        return [place for place, name in enumerate(answered) if name in self.payloads or name in SPLICES]
 
     @property
     def width(self) -> int:
         """How many columns of an answered row are the record's; then come insertion number, size and total."""
-        return len(self.names) + (len(ATTEMPT_COLUMNS) if self.table is ROLLOUTS else 0)
+        return len(self.answered or self.names) + (len(ATTEMPT_COLUMNS) if self.table is ROLLOUTS else 0)
 
 
 ROLLOUT_LISTING: Final = Listing(ROLLOUTS, Rollout, ROLLOUT_COLUMNS, ("input", "metadata"), ("attempt_count",))
-SPAN_LISTING: Final = Listing(SPANS, Span, SPAN_COLUMNS, ("attributes", "events", "links", "resource", "extra"))
+_SPAN_PAYLOADS: Final = ("attributes", "events", "links", "resource", "extra")
+SPAN_LISTING: Final = Listing(SPANS, Span, SPAN_COLUMNS, _SPAN_PAYLOADS)
+SPLICED_SPAN_LISTING: Final = Listing(SPANS, Span, SPAN_COLUMNS, _SPAN_PAYLOADS, answered=SPLICED_SPAN_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,7 +174,7 @@ class PageStatements:
     def _kept_one(self, question: Question, part: Hashable, make: Callable[[], Select[Any]]) -> Reading:
         if question.key is None:
             return Reading(make())
-        key = (question.listing.table.name, question.sort, question.statuses, question.key, part)
+        key = (question.listing, question.sort, question.statuses, question.key, part)
         reading = self._kept.get(key)
         if reading is None:
             if len(self._kept) >= _MOST_KEPT:
@@ -225,7 +241,10 @@ class PageStatements:
     def _columns(
         self, listing: Listing, named: FromClause, source: FromClause
     ) -> tuple[list[ColumnElement[Any]], FromClause]:
-        columns = raw_columns(named, listing.names)
+        columns = [
+            self._splice(named, SPLICES[name]) if name in SPLICES else raw_columns(named, [name])[0]
+            for name in listing.answered or listing.names
+        ]
         if listing.table is not ROLLOUTS:
             return columns, source
         latest = and_(
@@ -238,6 +257,13 @@ class PageStatements:
             for name, column in zip(ATTEMPT_COLUMNS, raw_columns(ATTEMPTS, ATTEMPT_COLUMNS), strict=True)
         ]
         return [*columns, *theirs], source.outerjoin(ATTEMPTS, latest)
+
+    def _splice(self, named: FromClause, names: Sequence[str]) -> ColumnElement[str]:
+        first, *others = [func.coalesce(column, _JSON_NULL) for column in raw_columns(named, names)]
+        parts: list[ColumnElement[str]] = [first]
+        for name, column in zip(names[1:], others, strict=True):
+            parts += (literal_column(f"',\"{name}\":'", Text()), column)
+        return self._dialect.concatenated(parts)
 
     def _heads(self, statuses: Sequence[str], sort: Sort | None, form: Form) -> FromClause:
         """Which rollouts of some statuses make up a page, from the first ones of each, which an index has in order."""

@@ -17,10 +17,27 @@ from msgspec import Raw
 from pydantic import BaseModel
 
 from lightning_sql.database.dialects.hot import Row
-from lightning_sql.database.native import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, SPAN_COLUMNS, WORKER_COLUMNS
+from lightning_sql.database.native import (
+    ATTEMPT_COLUMNS,
+    ROLLOUT_COLUMNS,
+    SPAN_COLUMNS,
+    SPLICED_SPAN_COLUMNS,
+    SPLICES,
+    WORKER_COLUMNS,
+)
 from lightning_sql.database.payload import decode_json, decode_text, is_escaped
 
-__all__ = ["ATTEMPTED_ROLLOUTS", "ATTEMPTS", "ROLLOUTS", "SPANS", "WORKERS", "Row", "RowForm", "encode_json"]
+__all__ = [
+    "ATTEMPTED_ROLLOUTS",
+    "ATTEMPTS",
+    "ROLLOUTS",
+    "SPANS",
+    "SPLICED_SPANS",
+    "WORKERS",
+    "Row",
+    "RowForm",
+    "encode_json",
+]
 
 
 def _record_fields(value: Any) -> dict[str, Any]:
@@ -115,6 +132,20 @@ class _SpanDocument(msgspec.Struct, gc=False):
     context: Raw | None
     parent: Raw | None
     resource: Raw
+
+
+class _SplicedSpanDocument(msgspec.Struct, gc=False, rename={"payloads": "status", "origin": "context"}):
+    rollout_id: Any
+    attempt_id: Any
+    sequence_id: int
+    trace_id: Any
+    span_id: Any
+    parent_id: Any
+    name: Any
+    payloads: Raw
+    start_time: Any
+    end_time: Any
+    origin: Raw
 
 
 class _WorkerDocument(msgspec.Struct, gc=False):
@@ -214,6 +245,22 @@ def _span_document(row: Row) -> _SpanDocument:
     )
 
 
+def _spliced_span_document(row: Row) -> _SplicedSpanDocument:
+    return _SplicedSpanDocument(
+        row[0],
+        row[1],
+        row[2],
+        row[3],
+        row[4],
+        row[5],
+        row[6],
+        Raw(row[7]),
+        row[8],
+        row[9],
+        Raw(row[10]),
+    )
+
+
 def _worker_document(row: Row) -> _WorkerDocument:
     worker_id, status, stats, heartbeat, dequeue, busy, idle, rollout_id, attempt_id = row
     return _WorkerDocument(worker_id, status, _raw(stats), heartbeat, dequeue, busy, idle, rollout_id, attempt_id)
@@ -247,6 +294,10 @@ def _payload_out(stored: str, exact: bool) -> str:
     return encode_json(decode_json(stored), exact=exact).decode() if "\\u001a" in stored else stored
 
 
+def _splice_out(stored: str, exact: bool) -> str:
+    return _payload_out(f'{{"":{stored}}}', exact)[4:-1] if "\\u001a" in stored else stored
+
+
 def _real_out(stored: float, exact: bool) -> float | Raw:
     return Raw(json.dumps(stored)) if exact and stored in _INFINITE else stored
 
@@ -278,7 +329,9 @@ class RowForm:
         self._writers: list[Callable[[Any, bool], Any]] = []
         reals: list[int] = []
         for index, column in enumerate(columns):
-            if column in _PAYLOADS or column in payloads:
+            if column in SPLICES:
+                self._writers.append(_splice_out)
+            elif column in _PAYLOADS or column in payloads:
                 self._writers.append(_payload_out)
             elif column in _TEXTS:
                 self._writers.append(_text_out)
@@ -332,4 +385,5 @@ ATTEMPTED_ROLLOUTS: Final = RowForm(_attempted_document, ROLLOUT_COLUMNS + ATTEM
 """Rollouts, with their attempts where they have one."""
 ATTEMPTS: Final = RowForm(_attempt_document, ATTEMPT_COLUMNS)
 SPANS: Final = RowForm(_span_document, SPAN_COLUMNS, payloads=("status",), extra=SPAN_COLUMNS.index("extra"))
+SPLICED_SPANS: Final = RowForm(_spliced_span_document, SPLICED_SPAN_COLUMNS, extra=SPLICED_SPAN_COLUMNS.index("extra"))
 WORKERS: Final = RowForm(_worker_document, WORKER_COLUMNS)

@@ -60,6 +60,8 @@ class SpanQuery:
     limit: int = -1
     offset: int = 0
     total: bool = True
+    spliced: bool = False
+    """Whether the rows are only to be written as JSON: `SPLICED_SPAN_COLUMNS` instead of `SPAN_COLUMNS`."""
 
 
 @dataclass(slots=True)

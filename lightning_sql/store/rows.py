@@ -39,6 +39,7 @@ __all__ = [
     "rollout_of",
     "span_draft",
     "span_of",
+    "span_size",
     "stored_payload",
     "stored_text",
     "worker_of",
@@ -235,6 +236,12 @@ def span_draft(span: Span) -> SpanDraft:
         encode_part(span.resource),
         encode_json(span.model_extra) if span.model_extra else None,
     )
+
+
+def span_size(span: SpanDraft) -> int:
+    """About how many bytes a span has."""
+    size = len(span.name) + len(span.attributes) + len(span.events) + len(span.links) + len(span.resource)
+    return size if span.extra is None else size + len(span.extra)
 
 
 def span_of(row: Row) -> Span:

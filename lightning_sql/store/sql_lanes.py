@@ -16,7 +16,6 @@ from lightning_sql.database.dialects.hot import (
     RolloutDraft,
     Row,
     SpanBatch,
-    SpanDraft,
     SpanOutcome,
     WorkerBeat,
 )
@@ -24,7 +23,7 @@ from lightning_sql.database.engine import Database
 from lightning_sql.database.native import ROLLOUT_COLUMNS
 from lightning_sql.database.reading import Reading
 from lightning_sql.store.batching import Joiner
-from lightning_sql.store.rows import queued_row
+from lightning_sql.store.rows import queued_row, span_size
 from lightning_sql.store.sql_writes import NativeTransaction
 
 __all__ = ["Lanes"]
@@ -64,7 +63,7 @@ class Lanes:
             "claim",
             self._claim,
             keys=_worker_key,
-            weigh=lambda claim: len(claim.attempt_ids),
+            weigh=_weigh_claim,
             lanes=2,
             alone=_CLAIMS_ALONE,
         )
@@ -228,12 +227,8 @@ def _weigh_rollouts(drafts: Sequence[RolloutDraft]) -> int:
     return weight
 
 
-def _weigh_span(span: SpanDraft) -> int:
-    return _size(span.attributes, span.events, span.links, span.resource, span.extra)
-
-
 def _weigh_spans(batch: SpanBatch) -> int:
     weight = 0
     for span in batch.spans:
-        weight += _weigh_span(span)
+        weight += 1 + span_size(span) // _PAGE_BYTES
     return weight

@@ -20,7 +20,14 @@ from lightning_sql.errors import InvalidRequestError
 from lightning_sql.filters import FilterOptions, Sort, SortOptions, normalize_filter, normalize_sort
 from lightning_sql.records import Rollout, RolloutStatus, Span
 from lightning_sql.store.interface import SortOrder
-from lightning_sql.store.page_statements import ROLLOUT_LISTING, SPAN_LISTING, Form, PageStatements, Question
+from lightning_sql.store.page_statements import (
+    ROLLOUT_LISTING,
+    SPAN_LISTING,
+    SPLICED_SPAN_LISTING,
+    Form,
+    PageStatements,
+    Question,
+)
 from lightning_sql.store.row_store import RolloutQuery, RowPage, SpanQuery
 
 __all__ = ["CHUNK_BYTES", "CHUNK_ROWS", "Pages", "check_page"]
@@ -189,7 +196,7 @@ class Pages:
             return and_(matching, SPANS.c.attempt_id == bindparam("attempt_id", type_=SPANS.c.attempt_id.type))
 
         question = Question(
-            listing=SPAN_LISTING,
+            listing=SPLICED_SPAN_LISTING if query.spliced else SPAN_LISTING,
             sort=sort,
             where=where,
             key=None if _is_filtered(filter_) else ("of", which),
@@ -252,7 +259,7 @@ class Pages:
     ) -> AsyncIterator[Sequence[Row]]:
         """The chunks of a page after the first one."""
         sort = question.sort
-        if sort is None or (question.listing is SPAN_LISTING and sort.field == "sequence_id" and not sort.descending):
+        if sort is None or (question.listing.table is SPANS and sort.field == "sequence_id" and not sort.descending):
             left = limit if limit < 0 else limit - len(first.rows)
             chunks = self._by_key(hot, question, left, first)
         else:
@@ -286,7 +293,7 @@ class Pages:
         rows, _ = await hot.fetch_bounded(reading, values, CHUNK_BYTES, ())
         found = array("q", (row[0] for row in rows))
         # Since the first chunk, rows may have come and gone, and those whose order can change have moved.
-        if (question.listing is SPAN_LISTING or sort.field in _UNCHANGING) and seqs[-1] in found:
+        if (question.listing.table is SPANS or sort.field in _UNCHANGING) and seqs[-1] in found:
             found = found[found.index(seqs[-1]) + 1 :]
         given = set(seqs)
         wanted = array("q", (seq for seq in found if seq not in given))

@@ -6,6 +6,7 @@ from typing import Any
 from lightning_sql.store.row_store import RowPage
 from lightning_sql.store.rows import span_draft
 from lightning_sql.testing.samples import make_span
+from tests.rows import spliced_row
 
 
 class StoreOfRows:
@@ -28,8 +29,8 @@ class StoreOfRows:
 
 
 def span_row(number: int, **fields: Any) -> Sequence[Any]:
-    """The row of a span."""
-    return span_draft(make_span("r", "a", f"s{number}", number, **fields))
+    """The row of a span, as it is read to be written."""
+    return spliced_row(span_draft(make_span("r", "a", f"s{number}", number, **fields)))
 
 
 class PagesOfSpans:

@@ -36,6 +36,7 @@ from lightning_sql.store.rows import (
 from lightning_sql.testing.samples import ODD_PAYLOADS, ODD_STRINGS, assert_same, make_span, nested
 from tests.api.bodies import CONTEXT, ROLLOUT, SPAN, UPDATE, bodies
 from tests.properties.strategies import payloads, short_texts
+from tests.rows import spliced_row
 
 REFUSALS = (ValidationError, InvalidRequestError, UnstorableValueError, MalformedJsonError, UndecodableBodyError)
 
@@ -347,7 +348,9 @@ extras = st.dictionaries(st.sampled_from(["more", "x\x00", "\x1ax", "é", 'mo"re
 )
 def test_spans_are_answered_as_their_records(drawn: list[Any]) -> None:
     records = [make_span(id_, "a", "s", **fields, **extra) for fields, extra, id_ in drawn]
-    check(row_json.SPANS, [span_draft(span) for span in records], records)
+    drafts = [span_draft(span) for span in records]
+    check(row_json.SPANS, drafts, records)
+    check(row_json.SPLICED_SPANS, [spliced_row(draft) for draft in drafts], records)
 
 
 @given(
@@ -380,6 +383,7 @@ def test_odd_payloads_are_answered_as_their_records(payload: Any) -> None:
     check(row_json.ROLLOUTS, [rollout_row(rollout)], [rollout])
     span = make_span("r", "a", "s", more=payload)
     check(row_json.SPANS, [span_draft(span)], [span])
+    check(row_json.SPLICED_SPANS, [spliced_row(span_draft(span))], [span])
 
 
 def test_unknown_attempts_are_named_as_the_caller_named_them() -> None:

@@ -147,7 +147,7 @@ async def _read_each(read: Callable[[_Unread], S | str], unread: Sequence[_Unrea
 def _chunks(drafts: Sequence[SpanDraft]) -> Iterator[Sequence[SpanDraft]]:
     start = size = 0
     for index, draft in enumerate(drafts):
-        length = sum(len(value) for value in draft if isinstance(value, str))
+        length = documents.span_size(draft)
         if index > start and (index - start == CHUNK_SPANS or size + length > CHUNK_BYTES):
             yield drafts[start:index]
             start, size = index, 0

@@ -33,8 +33,8 @@ async def find_spans(call: Call, query: SpanQuery, *, total: bool = True) -> Pag
     }
     rows = call.store.rows
     if rows is not None:
-        page = await rows.span_page(row_store.SpanQuery(**wanted, total=total))
-        return page_reply(call, query, page, row_json.SPANS)
+        page = await rows.span_page(row_store.SpanQuery(**wanted, total=total, spliced=True))
+        return page_reply(call, query, page, row_json.SPLICED_SPANS)
     return query.as_requested(await call.store.query_spans(**wanted))
 
 

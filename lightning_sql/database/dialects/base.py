@@ -138,6 +138,10 @@ class Dialect(ABC):
         """About how many bytes a text or payload takes, 0 for NULL; None where `fetch_bounded` counts for itself."""
 
     @abstractmethod
+    def concatenated(self, parts: Sequence[ColumnElement[str]]) -> ColumnElement[str]:
+        """Texts one after the other, none of them NULL."""
+
+    @abstractmethod
     def position(self, column: ColumnElement[Any], text: str) -> ColumnElement[int]:
         """Where a stored text contains another one, literally and case-sensitively: from 1 on, or 0."""
 

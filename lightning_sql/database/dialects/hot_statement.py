@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import TextClause, text
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
@@ -19,12 +20,14 @@ class HotStatement:
         name: unique.
         sql: its text.
         single: those of its values that come as lists of one, and are sent without the list.
+        joined: those that come as lists, and are sent as one text each.
     """
 
-    def __init__(self, name: str, sql: str, single: Collection[str] = ()) -> None:
+    def __init__(self, name: str, sql: str, single: Collection[str] = (), joined: Collection[str] = ()) -> None:
         self.name = name
         self.clause: TextClause = text(sql)
         self.single = single
+        self.joined = joined
 
     @cached_property
     def _compiled(self) -> tuple[str, tuple[str, ...]]:
@@ -43,9 +46,30 @@ class HotStatement:
 
     def arguments(self, values: Mapping[str, Any]) -> list[Any]:
         """The values by name, in the order that the text numbers them."""
+        if self.joined:
+            values = {**values, **_joined({name: values[name] for name in self.joined})}
         if self.single:
             return [values[name][0] if name in self.single else values[name] for name in self.names]
         return [values[name] for name in self.names]
+
+
+_SEPARATOR: Final = "separator"
+_NOTHING: Final = "nothing"
+
+
+def _joined(lists: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+    """Lists as texts, with what is between their members, and what stands for None: neither is part of a member."""
+    separator, nothing = "\x1f", "\x1e"  # no JSON text has these, and hardly any other
+    while True:
+        texts = {_SEPARATOR: separator, _NOTHING: nothing}
+        for name, members in lists.items():
+            joined = separator.join([nothing if m is None else m if type(m) is str else repr(m) for m in members])
+            if joined.count(separator) != len(members) - 1 or joined.count(nothing) != members.count(None):
+                break
+            texts[name] = joined
+        else:
+            return texts
+        separator, nothing = f"\x1f{secrets.token_hex(8)}\x1f", f"\x1e{secrets.token_hex(8)}\x1e"
 
 
 class Given:
@@ -57,18 +81,37 @@ class Given:
     def __init__(self, *, one: bool) -> None:
         self._one = one
         self.names: set[str] = set()
+        self.joined: set[str] = set()
 
     def _cast(self, name: str, kind: str) -> str:
         self.names.add(name)
         return f"CAST(:{name} AS {kind})" if self._one else f"CAST(:{name} AS {kind}[])"
 
-    def rows(self, kinds: Mapping[str, str], alias: str, *columns: str, place: str | None = None) -> str:
+    def _members(self, name: str, kind: str) -> str:
+        self.names.add(name)
+        self.joined.add(name)
+        members = f"string_to_array(CAST(:{name} AS text), CAST(:{_SEPARATOR} AS text), CAST(:{_NOTHING} AS text))"
+        return members if kind == "text" else f"CAST({members} AS {kind}[])"
+
+    def rows(
+        self,
+        kinds: Mapping[str, str],
+        alias: str,
+        *columns: str,
+        place: str | None = None,
+        short: Collection[str] = (),
+    ) -> str:
         """The batch as a table `alias`, its columns called as the values are or as `columns` say.
 
-        `place` is what the column is called that numbers the rows from 1.
+        `place` is what the column is called that numbers the rows from 1. Values of `short` columns travel
+        as one text, which the driver has ready much sooner than a list: it asks of each member whether it
+        is a list again. A batch must not be empty, nor be of one row, if it has any.
         """
         named = ", ".join((*(columns or kinds), *([] if place is None else [place])))
-        given = ", ".join(self._cast(name, kind) for name, kind in kinds.items())
+        given = ", ".join(
+            self._members(name, kind) if name in short and not self._one else self._cast(name, kind)
+            for name, kind in kinds.items()
+        )
         if self._one:
             first = "" if place is None else ", CAST(1 AS bigint)"
             return f"(SELECT {given}{first}) AS {alias} ({named})"
@@ -89,7 +132,7 @@ class HotOperation:
 
     def __init__(self, name: str, write: Callable[[Given], str]) -> None:
         some, one = Given(one=False), Given(one=True)
-        self.some = HotStatement(name, write(some))
+        self.some = HotStatement(name, write(some), joined=frozenset(some.joined))
         self.one = HotStatement(f"{name}_of_one", write(one), frozenset(one.names))
 
     def of(self, count: int) -> HotStatement:

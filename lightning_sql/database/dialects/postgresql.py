@@ -166,6 +166,10 @@ class PostgreSQL(Dialect):
         return func.coalesce(func.pg_column_size(column), 0)
 
     @override
+    def concatenated(self, parts: Sequence[ColumnElement[str]]) -> ColumnElement[str]:
+        return func.concat(*parts, type_=Text())  # which copies each once, unlike `||`
+
+    @override
     def position(self, column: ColumnElement[Any], text: str) -> ColumnElement[int]:
         return func.strpos(column, literal(text, Text))
 

@@ -20,7 +20,7 @@ from sqlalchemy import Table
 
 from lightning_sql import lifecycle
 from lightning_sql.database.dialects.hot import SpanDraft
-from lightning_sql.database.dialects.hot_statement import Given, HotOperation, HotStatement
+from lightning_sql.database.dialects.hot_statement import Given, HotOperation
 from lightning_sql.database.native import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, WORKER_COLUMNS
 from lightning_sql.database.native import ATTEMPTS as ATTEMPTS_TABLE
 from lightning_sql.database.native import ROLLOUTS as ROLLOUTS_TABLE
@@ -199,6 +199,9 @@ _SPAN_KINDS: Final = {"pair": "integer", "batch": "integer"} | {
 }
 
 
+_SPAN_SHORT: Final = _SPAN_KINDS.keys() - {"attributes", "events"}
+
+
 def _add_spans(given: Given, refused: str = "", accepted: str = "true") -> str:
     return f"""
 WITH attempt AS MATERIALIZED (
@@ -214,7 +217,7 @@ WITH attempt AS MATERIALIZED (
     ) a
 ),
 given AS MATERIALIZED (
-    SELECT nextval('spans_order') AS seq, u.* FROM {given.rows(_SPAN_KINDS, "u", place="ord")}
+    SELECT nextval('spans_order') AS seq, u.* FROM {given.rows(_SPAN_KINDS, "u", place="ord", short=_SPAN_SHORT)}
 ),
 {refused}stored AS (
     INSERT INTO spans (partition_id, rollout_id, attempt_id, seq, {", ".join(_SPAN_GIVEN)})
@@ -266,7 +269,9 @@ WHERE s.span_id IS NULL
 
 
 ADD_SPANS: Final = HotOperation("add_spans", _add_spans)
-ADD_SPANS_STRICTLY: Final = HotStatement("add_spans_strictly", _add_spans(Given(one=False), _REFUSED, _ACCEPTED))
+ADD_SPANS_STRICTLY: Final = HotOperation(
+    "add_spans_strictly", lambda given: _add_spans(given, _REFUSED, _ACCEPTED)
+).some
 """Spans of a batch that has a number are stored only if all of them belong to an attempt."""
 
 

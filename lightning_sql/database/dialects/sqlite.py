@@ -186,6 +186,10 @@ class SQLite(Dialect):
         return None
 
     @override
+    def concatenated(self, parts: Sequence[ColumnElement[str]]) -> ColumnElement[str]:
+        return func.printf(literal("%s" * len(parts), Text), *parts, type_=Text())
+
+    @override
     def position(self, column: ColumnElement[Any], text: str) -> ColumnElement[int]:
         return func.instr(column, literal(text, Text))
 
