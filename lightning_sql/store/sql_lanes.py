@@ -36,8 +36,10 @@ _PAGE_BYTES: Final = 4096
 """A call weighs 1, and 1 more for each so many bytes: a statement of weight 2000 has no more than 8 MB."""
 _HEAVIEST: Final = 2000
 _UNJOINED_LANES: Final = 16
-_CLAIMS_ALONE: Final = 64
-"""A claim is a quick statement, so that a second one is worth it only for many rollouts."""
+_LIGHT: Final = 64
+"""Up to this weight of claims, or of spans, a second statement beside another takes more CPU than it saves time."""
+_FEW_ROLLOUTS: Final = 15
+"""Likewise for rollouts that are enqueued, of which one costs its caller more than the database."""
 
 
 class Lanes:
@@ -57,7 +59,7 @@ class Lanes:
         self._join = join
         self.hot = database.hot_path(partition, join=join)
         self.enqueue: Joiner[Sequence[RolloutDraft], Sequence[Row]] = self._joiner(
-            "enqueue", self._enqueue, weigh=_weigh_rollouts, lanes=2
+            "enqueue", self._enqueue, weigh=_weigh_rollouts, lanes=2, alone=_FEW_ROLLOUTS
         )
         self.claim: Joiner[Claim, Sequence[Row]] = self._joiner(
             "claim",
@@ -65,10 +67,10 @@ class Lanes:
             keys=_worker_key,
             weigh=_weigh_claim,
             lanes=2,
-            alone=_CLAIMS_ALONE,
+            alone=_LIGHT,
         )
         self.spans: Joiner[SpanBatch, Sequence[SpanOutcome]] = self._joiner(
-            "spans", self._add_spans, keys=_span_keys, weigh=_weigh_spans, lanes=2
+            "spans", self._add_spans, keys=_span_keys, weigh=_weigh_spans, lanes=2, alone=_LIGHT
         )
         self.attempts: Joiner[AttemptChange, AttemptChanged | None] = self._joiner(
             "attempt updates", self._update_attempts, keys=lambda change: (change.rollout_id,)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Final, get_args
+from typing import Any, Final, cast, get_args
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, TypeAdapter
@@ -374,6 +374,11 @@ class SqlStore(SqlReads):
         last_heartbeat_time: float | Unset = UNSET,
         metadata: dict[str, Any] | Unset = UNSET,
     ) -> Attempt:
+        key = encode_text(rollout_id), None if attempt_id == LATEST else encode_text(attempt_id)
+        if worker_id is last_heartbeat_time is metadata is UNSET and status in _ATTEMPT_STATUSES:
+            # The usual end of an attempt, in which nothing is left to be checked.
+            plain = AttemptChange(*key, cast(AttemptStatus, status), None, None, None)
+            return attempt_of(await self.update_attempt_row(plain))
         changes = given(
             {
                 "status": status,
@@ -383,15 +388,13 @@ class SqlStore(SqlReads):
             }
         )
         refuse_null(changes, changes)
-        if changes.keys() != {"status"} or status not in _ATTEMPT_STATUSES:
-            changes = dict(_AttemptFields.model_validate(changes))
+        fields = _AttemptFields.model_validate(changes)
         change = AttemptChange(
-            encode_text(rollout_id),
-            None if attempt_id == LATEST else encode_text(attempt_id),
-            changes.get("status"),
-            stored_text(changes.get("worker_id")),
-            changes.get("last_heartbeat_time"),
-            stored_payload(changes.get("metadata")),
+            *key,
+            fields.status,
+            stored_text(fields.worker_id),
+            fields.last_heartbeat_time,
+            stored_payload(fields.metadata),
         )
         return attempt_of(await self.update_attempt_row(change))
 
@@ -399,8 +402,8 @@ class SqlStore(SqlReads):
 
     @override
     async def add_span_rows(self, spans: Sequence[SpanDraft], *, strict: bool) -> Sequence[SpanOutcome]:
-        if not spans:
-            return []
+        if len(spans) < 2 and not strict:
+            return await self._lanes.spans(SpanBatch(spans, strict)) if spans else []
         first: dict[tuple[str, str, str], SpanDraft] = {}
         for span in spans:
             first.setdefault((span.rollout_id, span.attempt_id, span.span_id), span)
