@@ -8,7 +8,8 @@ names the problem. `lightning_sql.store.row_json` is the way back.
 from __future__ import annotations
 
 import re
-from typing import Any, Final, TypeAlias
+from functools import lru_cache
+from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -261,7 +262,6 @@ def read_span(document: bytes) -> SpanDraft | None:
         _check_identifiers(span.rollout_id, span.attempt_id, span.trace_id, span.span_id, span.parent_id)
         if not _SMALLEST_NUMBER <= span.sequence_id < SEQUENCE_LIMIT:
             raise _UnsureError
-        _status.decode(span.status)
         return SpanDraft(
             span.rollout_id,
             span.attempt_id,
@@ -270,7 +270,7 @@ def read_span(document: bytes) -> SpanDraft | None:
             span.span_id,
             span.parent_id,
             span.name,
-            str(span.status, "utf-8"),
+            _status_text(span.status),
             _attributes_text(span.attributes),
             _events_text(span.events),
             _links_text(span.links),
@@ -363,10 +363,36 @@ def _attributes_text(raw: Raw) -> str:
     return text
 
 
+def _status_text(raw: Raw) -> str:
+    text = str(raw, "utf-8")
+    return text if text in _USUAL_STATUSES else _checked_status(text)
+
+
+_USUAL_STATUSES: Final = frozenset(
+    f'{{"status_code":{space}"{code}",{space}"description":{space}null}}'
+    for code in get_args(StatusCode)
+    for space in ("", " ")
+)
+
+
+def _checked_status(text: str) -> str:
+    _status.decode(text)
+    return text
+
+
 def _resource_text(raw: Raw) -> str:
-    resource = _resource.decode(raw)
-    _check_lists(resource.attributes)
-    return str(raw, "utf-8")
+    text = str(raw, "utf-8")
+    return _short_resource(text) if len(text) <= _SHORT else _checked_resource(text)
+
+
+def _checked_resource(text: str) -> str:
+    _check_lists(_resource.decode(text).attributes)
+    return text
+
+
+_SHORT: Final = 1024
+_short_resource: Final = lru_cache(maxsize=256)(_checked_resource)
+"""The resource of a span is nearly always that of the one before."""
 
 
 def _events_text(raw: Raw) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel
 
@@ -21,10 +21,12 @@ from lightning_sql.records import (
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
+    RolloutMode,
     Span,
     SpanContext,
     TraceStatus,
     Worker,
+    is_plain_identifier,
 )
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "attempted_of",
     "conditions_text",
     "made",
+    "plain_request",
     "queued_row",
     "resources_of",
     "retry_conditions",
@@ -76,6 +79,28 @@ def stored_text(value: str | None) -> str | None:
 
 
 _NO_LIMITS: Final = RolloutConfig()
+
+
+_MODES: Final = (None, *get_args(RolloutMode))
+
+
+def plain_request(
+    input: Any,  # noqa: A002 - the field's name
+    mode: RolloutMode | None,
+    resources_id: str | None,
+    config: RolloutConfig | None,
+    metadata: dict[str, Any] | None,
+) -> EnqueueRolloutRequest:
+    """A checked request, for which nothing is asked of pydantic if nothing is out of the ordinary."""
+    fields = {"input": input, "mode": mode, "resources_id": resources_id, "config": config, "metadata": metadata}
+    if (
+        mode in _MODES
+        and (resources_id is None or is_plain_identifier(resources_id))
+        and (config is None or type(config) is RolloutConfig)
+        and metadata is None
+    ):
+        return made(EnqueueRolloutRequest, fields)  # nothing is left to be checked
+    return EnqueueRolloutRequest.model_validate(fields)
 
 
 def rollout_draft(request: EnqueueRolloutRequest) -> RolloutDraft:

@@ -16,6 +16,7 @@ from lightning_sql.database.dialects.hot import (
     RolloutDraft,
     Row,
     SpanBatch,
+    SpanDraft,
     SpanOutcome,
     WorkerBeat,
 )
@@ -26,7 +27,7 @@ from lightning_sql.store.batching import Joiner
 from lightning_sql.store.rows import queued_row, span_size
 from lightning_sql.store.sql_writes import NativeTransaction
 
-__all__ = ["Lanes"]
+__all__ = ["Lanes", "each_once"]
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -59,7 +60,12 @@ class Lanes:
         self._join = join
         self.hot = database.hot_path(partition, join=join)
         self.enqueue: Joiner[Sequence[RolloutDraft], Sequence[Row]] = self._joiner(
-            "enqueue", self._enqueue, weigh=_weigh_rollouts, lanes=2, alone=_FEW_ROLLOUTS
+            "enqueue",
+            self._enqueue,
+            weigh=_weigh_rollouts,
+            # Whoever came first is to stand in the queue first.
+            lanes=2 if self.hot.in_order else 1,
+            alone=_FEW_ROLLOUTS,
         )
         self.claim: Joiner[Claim, Sequence[Row]] = self._joiner(
             "claim",
@@ -210,8 +216,33 @@ def _weigh_claim(claim: Claim) -> int:
     return len(claim.attempt_ids)
 
 
-def _span_keys(batch: SpanBatch) -> list[tuple[str, str, str]]:
-    return [(span.rollout_id, span.attempt_id, span.span_id) for span in batch.spans]
+def _span_key(span: SpanDraft) -> str:
+    # One text, whose hash is worked out once; no stored text has NUL in it.
+    return f"{span.rollout_id}\0{span.attempt_id}\0{span.span_id}"
+
+
+def each_once(
+    spans: Sequence[SpanDraft],
+) -> tuple[Sequence[SpanDraft], Callable[[Sequence[SpanOutcome]], Sequence[SpanOutcome]]]:
+    """The first of equal spans, in order, and what makes of their outcomes those of all."""
+    keys = [_span_key(span) for span in spans]
+    first = dict(zip(reversed(keys), reversed(spans), strict=True))
+    if len(first) == len(spans):
+        return spans, lambda outcomes: outcomes
+    batch = [span for key, span in zip(keys, spans, strict=True) if first[key] is span]
+
+    def spread(outcomes: Sequence[SpanOutcome]) -> Sequence[SpanOutcome]:
+        known = {_span_key(span): outcome for span, outcome in zip(batch, outcomes, strict=True)}
+        return [
+            SpanOutcome.DUPLICATE if first[key] is not span and known[key] is SpanOutcome.STORED else known[key]
+            for key, span in zip(keys, spans, strict=True)
+        ]
+
+    return batch, spread
+
+
+def _span_keys(batch: SpanBatch) -> list[str]:
+    return [_span_key(span) for span in batch.spans]
 
 
 def _size(*texts: str | None) -> int:

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 from weakref import WeakKeyDictionary
 
@@ -58,7 +57,7 @@ from lightning_sql.store.interface import SpanReceipt, StoreCapabilities, refuse
 from lightning_sql.store.rows import (
     attempt_of,
     attempted_of,
-    made,
+    plain_request,
     rollout_draft,
     rollout_of,
     span_draft,
@@ -66,12 +65,12 @@ from lightning_sql.store.rows import (
     stored_text,
     worker_of,
 )
-from lightning_sql.store.sql_lanes import Lanes
+from lightning_sql.store.sql_lanes import Lanes, each_once
+from lightning_sql.store.sql_loop import OfLoop
 from lightning_sql.store.sql_reads import SqlReads
 from lightning_sql.store.sql_writes import NativeTransaction
 from lightning_sql.store.transaction import LATEST
 from lightning_sql.store.waiting import FinishWatcher
-from lightning_sql.store.watchdog import ScanGate
 
 __all__ = ["SqlStore"]
 
@@ -87,25 +86,6 @@ MOST_QUEUED: Final = 2**62
 _WIDTH: Final = len(ROLLOUT_COLUMNS)
 _IDENTIFIER: Final[TypeAdapter[str]] = TypeAdapter(Identifier)
 _ATTEMPT_STATUSES: Final = get_args(AttemptStatus)
-_MODES: Final = (None, *get_args(RolloutMode))
-
-
-def _request(
-    input: Any,  # noqa: A002 - the field's name
-    mode: RolloutMode | None,
-    resources_id: str | None,
-    config: RolloutConfig | None,
-    metadata: dict[str, Any] | None,
-) -> EnqueueRolloutRequest:
-    fields = {"input": input, "mode": mode, "resources_id": resources_id, "config": config, "metadata": metadata}
-    if (
-        mode in _MODES
-        and (resources_id is None or is_plain_identifier(resources_id))
-        and (config is None or type(config) is RolloutConfig)
-        and metadata is None
-    ):
-        return made(EnqueueRolloutRequest, fields)  # nothing is left to be checked
-    return EnqueueRolloutRequest.model_validate(fields)
 
 
 class _AttemptFields(BaseModel):
@@ -113,15 +93,6 @@ class _AttemptFields(BaseModel):
     worker_id: Identifier | None = None
     last_heartbeat_time: Seconds | None = None
     metadata: dict[str, Any] | None = None
-
-
-@dataclass(slots=True, weakref_slot=True)
-class _Here:
-    """What belongs to one event loop."""
-
-    lanes: Lanes
-    watcher: FinishWatcher
-    gate: ScanGate
 
 
 class SqlStore(SqlReads):
@@ -149,23 +120,26 @@ class SqlStore(SqlReads):
         self._scan_debounce_seconds = scan_debounce_seconds
         self._clock = clock
         self._join = join
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Here] = WeakKeyDictionary()
-        self._latest: tuple[asyncio.AbstractEventLoop, _Here] | None = None
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, OfLoop] = WeakKeyDictionary()
+        self._latest: tuple[asyncio.AbstractEventLoop, OfLoop] | None = None
 
     def __repr__(self) -> str:
         return f"<SqlStore of {self._partition!r} in {self._database!r}>"
 
     @property
-    def _here(self) -> _Here:
+    def _here(self) -> OfLoop:
         loop = asyncio.get_running_loop()
         if self._latest is not None and self._latest[0] is loop:
             return self._latest[1]
         here = self._loops.get(loop)
         if here is None:
-            here = self._loops[loop] = _Here(
+            here = self._loops[loop] = OfLoop(
                 Lanes(self._database, self._partition, self._clock, join=self._join),
                 FinishWatcher(self._find_finished, POLL_SECONDS),
-                ScanGate(self.sweep, self._scan_debounce_seconds, self._clock or time.monotonic),
+                sweep=self.sweep,
+                maintain=self.maintain,
+                debounce_seconds=self._scan_debounce_seconds,
+                clock=self._clock or time.monotonic,
             )
         self._latest = loop, here
         return here
@@ -184,7 +158,7 @@ class SqlStore(SqlReads):
     async def _pass_gate(self) -> None:
         await self._through_gate()
 
-    async def _through_gate(self) -> _Here:
+    async def _through_gate(self) -> OfLoop:
         here = self._here
         if here.gate.due:
             await here.gate.pass_through()
@@ -194,8 +168,7 @@ class SqlStore(SqlReads):
     async def close(self) -> None:
         here = self._loops.get(asyncio.get_running_loop())
         if here is not None:
-            await here.watcher.close()
-            await here.lanes.close()
+            await here.close()
             self._loops.pop(asyncio.get_running_loop(), None)
             self._latest = None
         await self._database.close()
@@ -269,7 +242,7 @@ class SqlStore(SqlReads):
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Rollout:
-        request = _request(input, mode, resources_id, config, metadata)
+        request = plain_request(input, mode, resources_id, config, metadata)
         [row] = await self.enqueue_rows([rollout_draft(request)])
         return rollout_of(row)
 
@@ -402,27 +375,17 @@ class SqlStore(SqlReads):
 
     @override
     async def add_span_rows(self, spans: Sequence[SpanDraft], *, strict: bool) -> Sequence[SpanOutcome]:
-        if len(spans) < 2 and not strict:
-            return await self._lanes.spans(SpanBatch(spans, strict)) if spans else []
-        first: dict[tuple[str, str, str], SpanDraft] = {}
-        for span in spans:
-            first.setdefault((span.rollout_id, span.attempt_id, span.span_id), span)
-        outcomes = await self._lanes.spans(SpanBatch(list(first.values()), strict))
+        if not spans:
+            return []
+        batch, spread = each_once(spans)
+        outcomes = await self._lanes.spans(SpanBatch(batch, strict))
         if strict and SpanOutcome.UNKNOWN in outcomes:
-            lost = list(first.values())[outcomes.index(SpanOutcome.UNKNOWN)]
+            lost = batch[outcomes.index(SpanOutcome.UNKNOWN)]
             raise RecordNotFoundError(
                 f"there is no attempt {decode_text(lost.attempt_id)!r:.200} "
                 f"of a rollout {decode_text(lost.rollout_id)!r:.200}"
             )
-        if len(first) == len(spans):
-            return outcomes
-        known = dict(zip(first, outcomes, strict=True))
-        answers: list[SpanOutcome] = []
-        for span in spans:
-            key = (span.rollout_id, span.attempt_id, span.span_id)
-            again = first[key] is not span and known[key] is SpanOutcome.STORED
-            answers.append(SpanOutcome.DUPLICATE if again else known[key])
-        return answers
+        return spread(outcomes)
 
     @override
     async def add_span(self, span: Span) -> Span | None:

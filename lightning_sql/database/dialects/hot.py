@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Executable, Table
 
@@ -142,6 +142,9 @@ class HotPath(ABC):
     Errors of the driver pass as they are, for `Database.translated`; `CommitUnknownError` where the
     connection broke while a write was under way. Nothing is tried again here.
     """
+
+    in_order: ClassVar[bool]
+    """Whether of two writes the one that was sent first is done first."""
 
     @abstractmethod
     async def enqueue(self, drafts: Sequence[RolloutDraft], now: float | None) -> Enqueued:

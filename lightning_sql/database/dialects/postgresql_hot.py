@@ -209,6 +209,8 @@ async def _warn_of_loss(driver: Any) -> None:
 class PostgreSQLHotPath(HotPath):
     """Hot statements go to the driver as they are, pages through SQLAlchemy; none of them in a transaction."""
 
+    in_order = False
+
     def __init__(self, engine: AsyncEngine, partition: str) -> None:
         self._engine = engine
         self._partition = encode_text(partition)

@@ -50,6 +50,8 @@ class SQLiteHotPath(HotPath):
         join: whether operations that wait for the writer together may share a transaction.
     """
 
+    in_order = True
+
     def __init__(
         self,
         file: Path,
