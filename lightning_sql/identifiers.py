@@ -16,7 +16,7 @@ _RUN: Final = 4096
 class _Neighbours:
     """Ids of twelve hexadecimal digits that come in runs of neighbours.
 
-    Rows are found by their rollout's id, in four indexes. Were each id altogether random, each rollout
+    Rows are found by their rollout's id, in six indexes. Were each id altogether random, each rollout
     would lie on pages of its own of a large database: to be read from the disk, and to be written whole
     into the log. So six digits are drawn anew for every 4096 ids, three count them, and three are random.
     Two ids of different runs, or processes, are equal as seldom as if all digits were random (once in

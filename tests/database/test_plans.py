@@ -327,6 +327,10 @@ async def plans_of(url: str, query: RolloutQuery | SpanQuery) -> list[Plan]:
     """The plans of a page's statements."""
     async with SqlStore(Database(url), partition="p", scan_debounce_seconds=1e12) as store:
         await store.query_workers()
+        # That was the first call, which also lets the database look at its tables, meanwhile.
+        tending = store._here._tending
+        assert tending is not None
+        await tending
         sent = Sent(store)
         page = await (store.rollout_page(query) if isinstance(query, RolloutQuery) else store.span_page(query))
         assert page.rest is None or query.limit < 0
