@@ -311,6 +311,7 @@ class PostgreSQLHotPath(HotPath):
             "pair_attempts": [attempt_id for _, attempt_id in pairs],
             "pair": [pairs[span[0], span[1]] for span in spans],
             "batch": batch_of,
+            "count": len(spans),
         }
         strictly = any(number is not None for number in batch_of)
         missing = await self._run(

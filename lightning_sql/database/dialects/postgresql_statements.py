@@ -199,7 +199,7 @@ _SPAN_KINDS: Final = {"pair": "integer", "batch": "integer"} | {
 }
 
 
-_SPAN_SHORT: Final = _SPAN_KINDS.keys() - {"attributes", "events"}
+_SPAN_SHORT: Final = _SPAN_KINDS.keys() - {"attributes"}
 
 
 def _add_spans(given: Given, refused: str = "", accepted: str = "true") -> str:
@@ -264,7 +264,8 @@ promoted AS (
 SELECT g.ord, k.pair IS NULL AS unknown
 FROM given g LEFT JOIN attempt k ON k.pair = g.pair
     LEFT JOIN stored s ON s.rollout_id = k.rollout_id AND s.attempt_id = k.attempt_id AND s.span_id = g.span_id
-WHERE s.span_id IS NULL
+-- Nearly always all are stored, and there is nothing to look for.
+WHERE s.span_id IS NULL AND (SELECT count(*) FROM stored) < CAST(:count AS integer)
 """
 
 
