@@ -25,6 +25,8 @@ from lightning_sql.testing.postgres import (
     postgres_server,
 )
 
+pytestmark = pytest.mark.slow
+
 
 async def fetch(url: str, query: str) -> Any:
     connection = await asyncpg.connect(url)

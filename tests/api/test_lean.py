@@ -20,6 +20,8 @@ from tests.api.bodies import ROLLOUT, SPAN, UPDATE, bodies
 from tests.api.fakes import StoreOfRows
 from tests.backends import START, Clock, NewStore
 
+pytestmark = pytest.mark.slow
+
 V1 = "/v1/agl"
 JSON = {"content-type": "application/json"}
 EXACT = {"accept": "application/json; floats=exact"}

@@ -21,6 +21,8 @@ from lightning_api.settings import Settings
 from lightning_sql.errors import DatabaseUnavailableError
 from lightning_sql.store.interface import LightningStore
 
+pytestmark = pytest.mark.slow
+
 V1 = "/v1/agl"
 JSON = {"Content-Type": "application/json"}
 Start = Callable[..., Any]

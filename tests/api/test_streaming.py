@@ -187,6 +187,7 @@ async def test_a_failure_before_the_first_byte_is_an_ordinary_one(serve: Any) ->
     assert (answer.status_code, answer.json()["error_type"]) == (500, "RuntimeError")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "query",
     [

@@ -18,6 +18,8 @@ from lightning_sql.errors import (
 from lightning_sql.store.batching import Joiner
 from tests.store.statements import Call, Outcome, Rig, Statements, answers, lanes, raising, turns
 
+pytestmark = pytest.mark.slow
+
 # Failures
 
 

@@ -3,11 +3,14 @@
 import asyncio
 import uuid
 
+import pytest
 from sqlalchemy import text
 
 from lightning_sql.records import EnqueueRolloutRequest
 from lightning_sql.store.factory import open_store, prepare_database
 from lightning_sql.store.sql_store import SqlStore
+
+pytestmark = pytest.mark.slow
 
 
 async def test_a_table_that_has_grown_is_analyzed_once(postgres_url: str) -> None:
