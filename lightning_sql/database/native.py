@@ -271,13 +271,7 @@ SPAN_COLUMNS: Final = (
     "extra",
 )
 SPLICED_SPAN_COLUMNS: Final = (
-    "rollout_id",
-    "attempt_id",
-    "sequence_id",
-    "trace_id",
-    "span_id",
-    "parent_id",
-    "name",
+    *SPAN_COLUMNS[: SPAN_COLUMNS.index("status")],
     "payloads",
     "start_time",
     "end_time",

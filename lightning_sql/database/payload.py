@@ -139,6 +139,11 @@ def _too_deep(text: str) -> bool:
     return text.count("[") + text.count("{") > NESTING_LIMIT
 
 
+def _may_need_escape(encoded: bytes) -> bool:
+    """Whether JSON may hold an escape that no column holds, or be nested too deep: a yes needs a closer look."""
+    return b"\\u00" in encoded or encoded.count(b"[") + encoded.count(b"{") > NESTING_LIMIT
+
+
 def _encode_plain(value: Any) -> str | None:
     """As `encode_json`, for a value that is JSON already and holds nothing that needs an escape: by far the most.
 
@@ -147,7 +152,7 @@ def _encode_plain(value: Any) -> str | None:
     """
     try:
         encoded = _plain_encoder.encode(value)
-        if b"\\u00" in encoded or encoded.count(b"[") + encoded.count(b"{") > NESTING_LIMIT:
+        if _may_need_escape(encoded):
             return None
         return encoded.decode() if _fast_decoder.decode(encoded) == value else None
     except Exception:  # noqa: BLE001 - the other way will say what is wrong, if anything is
@@ -186,7 +191,7 @@ def encode_part(value: Any) -> str:
     except UnicodeEncodeError:  # a lone surrogate
         return encode_json(value)
     # A null may have been a float that is not finite, and an escape may be one that no column holds.
-    if b"null" in encoded or b"\\u00" in encoded or encoded.count(b"[") + encoded.count(b"{") > NESTING_LIMIT:
+    if b"null" in encoded or _may_need_escape(encoded):
         return encode_json(value)
     text = encoded.decode()
     return text if text.isascii() or _NEEDS_ESCAPE.search(text) is None else encode_json(value)

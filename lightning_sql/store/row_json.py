@@ -115,7 +115,7 @@ class _AttemptedDocument(_RolloutDocument, gc=False):
     attempt: _AttemptDocument
 
 
-class _SpanDocument(msgspec.Struct, gc=False):
+class _NamedSpan(msgspec.Struct, gc=False):
     rollout_id: Any
     attempt_id: Any
     sequence_id: int
@@ -123,6 +123,9 @@ class _SpanDocument(msgspec.Struct, gc=False):
     span_id: Any
     parent_id: Any
     name: Any
+
+
+class _SpanDocument(_NamedSpan, gc=False):
     status: Raw
     attributes: Raw
     events: Raw
@@ -134,14 +137,7 @@ class _SpanDocument(msgspec.Struct, gc=False):
     resource: Raw
 
 
-class _SplicedSpanDocument(msgspec.Struct, gc=False, rename={"payloads": "status", "origin": "context"}):
-    rollout_id: Any
-    attempt_id: Any
-    sequence_id: int
-    trace_id: Any
-    span_id: Any
-    parent_id: Any
-    name: Any
+class _SplicedSpanDocument(_NamedSpan, gc=False, rename={"payloads": "status", "origin": "context"}):
     payloads: Raw
     start_time: Any
     end_time: Any
