@@ -39,6 +39,7 @@ _HEAVIEST: Final = 2000
 _UNJOINED_LANES: Final = 16
 _LIGHT: Final = 64
 """Up to this weight of claims, or of spans, a second statement beside another takes more CPU than it saves time."""
+_FEW_CLAIMS: Final = 7
 _FEW_ROLLOUTS: Final = 15
 """Likewise for rollouts that are enqueued, of which one costs its caller more than the database."""
 
@@ -73,7 +74,7 @@ class Lanes:
             keys=_worker_key,
             weigh=_weigh_claim,
             lanes=2,
-            alone=_LIGHT,
+            alone=_FEW_CLAIMS,
         )
         self.spans: Joiner[SpanBatch, Sequence[SpanOutcome]] = self._joiner(
             "spans", self._add_spans, keys=_span_keys, weigh=_weigh_spans, lanes=2, alone=_LIGHT
@@ -221,14 +222,20 @@ def _span_key(span: SpanDraft) -> str:
     return f"{span.rollout_id}\0{span.attempt_id}\0{span.span_id}"
 
 
+def _as_they_are(outcomes: Sequence[SpanOutcome]) -> Sequence[SpanOutcome]:
+    return outcomes
+
+
 def each_once(
     spans: Sequence[SpanDraft],
 ) -> tuple[Sequence[SpanDraft], Callable[[Sequence[SpanOutcome]], Sequence[SpanOutcome]]]:
     """The first of equal spans, in order, and what makes of their outcomes those of all."""
+    if len(spans) == 1:
+        return spans, _as_they_are
     keys = [_span_key(span) for span in spans]
     first = dict(zip(reversed(keys), reversed(spans), strict=True))
     if len(first) == len(spans):
-        return spans, lambda outcomes: outcomes
+        return spans, _as_they_are
     batch = [span for key, span in zip(keys, spans, strict=True) if first[key] is span]
 
     def spread(outcomes: Sequence[SpanOutcome]) -> Sequence[SpanOutcome]:

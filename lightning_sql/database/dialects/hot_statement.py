@@ -58,13 +58,16 @@ _NOTHING: Final = "nothing"
 
 
 def _joined(lists: Mapping[str, Sequence[Any]]) -> dict[str, str]:
-    """Lists as texts, with what is between their members, and what stands for None: neither is part of a member."""
+    """Lists as texts, with what is between their members, and what stands for None: neither is part of a member.
+
+    No text means no members, so a list of one empty text cannot be given.
+    """
     separator, nothing = "\x1f", "\x1e"  # no JSON text has these, and hardly any other
     while True:
         texts = {_SEPARATOR: separator, _NOTHING: nothing}
         for name, members in lists.items():
             joined = separator.join([nothing if m is None else m if type(m) is str else repr(m) for m in members])
-            if joined.count(separator) != len(members) - 1 or joined.count(nothing) != members.count(None):
+            if joined.count(separator) != max(0, len(members) - 1) or joined.count(nothing) != members.count(None):
                 break
             texts[name] = joined
         else:
@@ -122,9 +125,11 @@ class Given:
         return f"= {self._cast(name, kind)}" if self._one else f"= ANY ({self._cast(name, kind)})"
 
     def at(self, name: str, place: str, kind: str = "text") -> str:
-        """The value of the row at a place, counted from 1; NULL when that is NULL."""
-        value = self._cast(name, kind)
-        return f"CASE WHEN {place} IS NOT NULL THEN {value} END" if self._one else f"({value})[{place}]"
+        """The value of the row at a place, counted from 1; NULL when that is NULL. It travels as a short one."""
+        if self._one:
+            return f"CASE WHEN {place} IS NOT NULL THEN {self._cast(name, kind)} END"
+        # As a query of its own it is taken apart once, not once a row.
+        return f"(SELECT {self._members(name, kind)})[{place}]"
 
 
 class HotOperation:

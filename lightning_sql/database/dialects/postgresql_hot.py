@@ -52,7 +52,8 @@ GROWN_BY_ROWS: Final = 200
 """So many rows and as many as there were: a table has grown."""
 
 FULL_SCAN_SECONDS: Final = 0.5
-FRONT_AGE_SECONDS: Final = 2.0
+FRONT_AGE_SECONDS: Final = 0.5
+FRONT_NOTE_SECONDS: Final = 0.1
 
 _ROLLOUT_WIDTH: Final = len(ROLLOUT_COLUMNS)
 _SPAN_FIELDS: Final = SpanDraft._fields
@@ -119,7 +120,7 @@ class QueueFront:
             # Something old came back: whatever was noted about the front is too high for what may follow it.
             self._fronts.clear()
             self._floor = position - 1
-        elif not self._fronts or now - self._fronts[-1][0] >= FULL_SCAN_SECONDS:
+        elif not self._fronts or now - self._fronts[-1][0] >= FRONT_NOTE_SECONDS:
             self._fronts.append((now, position))
 
 
@@ -276,7 +277,9 @@ class PostgreSQLHotPath(HotPath):
             "first_slots": first_slots,
             "last_slots": last_slots,
         }
-        rows = await self._run(statements.CLAIM.of(len(attempt_ids)), values)
+        # Of several claims one may want a worker noted, and no rollout.
+        statement = statements.CLAIM.of(len(attempt_ids)) if len(claims) == 1 else statements.CLAIM.some
+        rows = await self._run(statement, values)
         if not rows:
             return 0.0, [[] for _ in claims]
         self._front.seen(rows[0][-2])

@@ -71,9 +71,8 @@ _ENDED: Final = _words(lifecycle.ATTEMPT_ENDED)
 _BUSY: Final = _words(ATTEMPT_ACTIVE)
 
 # The time at which the statement came, or the one that was given; the same wherever the statement asks.
-_NOW: Final = """coalesce(
-    CAST(:now AS double precision), CAST(extract(epoch FROM statement_timestamp()) AS double precision)
-)"""
+# `extract` would make a numeric of it, and that a double precision by way of a text.
+_NOW: Final = "coalesce(CAST(:now AS double precision), date_part('epoch', statement_timestamp()))"
 
 
 def _locked_rollout(rollout_id: str) -> str:
@@ -157,7 +156,7 @@ tended AS (
         CASE WHEN c.n IS NOT NULL THEN {_NOW} END, CASE WHEN c.n IS NULL THEN {_NOW} END,
         c.rollout_id, {given.at("attempt_ids", "c.n")}
     -- A worker has the slots from its first to its last; it is tied to the last of them that got something.
-    FROM {given.rows(_WORKER_SLOTS, "g", "worker_id", "first_slot", "last_slot")}
+    FROM {given.rows(_WORKER_SLOTS, "g", "worker_id", "first_slot", "last_slot", short=_WORKER_SLOTS)}
         LEFT JOIN claimed c ON c.n = least(g.last_slot, (SELECT count(*) FROM front)) AND c.n >= g.first_slot
     WHERE g.worker_id IS NOT NULL
     ON CONFLICT (partition_id, worker_id) DO UPDATE SET
