@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from sqlite3 import Cursor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from lightning_sql import lifecycle
 from lightning_sql.database.dialects import sqlite_statements as statements
@@ -55,6 +55,8 @@ _CHANGED: Final = tuple(
     (name, ATTEMPT_COLUMNS.index(name)) for name in ("status", "worker_id", "last_heartbeat_time", "metadata")
 )
 """What an `AttemptChange` may set, and where it stands in an attempt's row."""
+_ROLLOUT_STATUS: Final = RolloutState._fields.index("status")
+_ATTEMPT_COUNT: Final = RolloutState._fields.index("attempt_count")
 _updated_fields: Final = itemgetter(*(ATTEMPT_COLUMNS.index(name) for name in statements.ATTEMPT_FIELDS))
 
 
@@ -126,36 +128,19 @@ def claim(cursor: Cursor, partition: str, claims: Sequence[Claim], now: float | 
     return time_, answer
 
 
-class _SpanOwner(NamedTuple):
-    """An attempt that spans are added to."""
-
-    rowid: int
-    status: AttemptStatus
-    sequence_id: int
-    number: int
-    """The highest sequence number that was issued in the rollout."""
-    rollout: RolloutState
-
-
-def _span_owners(cursor: Cursor, partition: str, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], _SpanOwner]:
-    rows = cursor.execute(statements.SPAN_OWNERS, (_json(keys), partition)).fetchall()
-    return {
-        keys[place]: _SpanOwner(rowid, status, sequence_id, number, RolloutState(*state))
-        for place, rowid, status, sequence_id, number, *state in rows
-    }
-
-
-def _insert_spans(cursor: Cursor, partition: str, spans: Sequence[SpanDraft]) -> list[bool]:
-    """Which of the spans were new; they are stored now."""
+def _insert_spans(cursor: Cursor, partition: str, spans: Sequence[SpanDraft]) -> list[SpanOutcome]:
+    """Store those of the spans that are new."""
     [order] = cursor.execute(statements.NEXT_SPAN).fetchone()
     cursor.executemany(statements.INSERT_SPAN, [(partition, number, *span) for number, span in enumerate(spans, order)])
     if cursor.rowcount == len(spans):
-        return [True] * len(spans)
+        return [SpanOutcome.STORED] * len(spans)
     # Those that are stored under another number were there before.
-    return [
+    found = [
         cursor.execute(statements.SPAN_ORDER, (partition, span.rollout_id, span.attempt_id, span.span_id)).fetchone()
-        == (number,)
-        for number, span in enumerate(spans, order)
+        for span in spans
+    ]
+    return [
+        SpanOutcome.STORED if row == (number,) else SpanOutcome.DUPLICATE for number, row in enumerate(found, order)
     ]
 
 
@@ -163,54 +148,73 @@ def add_spans(
     cursor: Cursor, partition: str, batches: Sequence[SpanBatch], now: float | None
 ) -> list[list[SpanOutcome]]:
     """`HotPath.add_spans`."""
-    owners = _span_owners(
-        cursor, partition, list({(span.rollout_id, span.attempt_id): None for batch in batches for span in batch.spans})
-    )
+    spans = [span for batch in batches for span in batch.spans]
+    owners: dict[Row, Row | None] = dict.fromkeys([span[:2] for span in spans])
+    keys = list(owners)
+    for row in cursor.execute(statements.SPAN_OWNERS, (_json(keys), partition)):
+        owners[keys[row[0]]] = row
+    if None in owners.values():
+        return _add_known_spans(cursor, partition, batches, owners, _time(now))
+    outcomes = _store_spans(cursor, partition, spans, owners, _time(now))
+    answer: list[list[SpanOutcome]] = []
+    begin = 0
+    for batch in batches:
+        end = begin + len(batch.spans)
+        answer.append(outcomes[begin:end])
+        begin = end
+    return answer
+
+
+def _add_known_spans(
+    cursor: Cursor, partition: str, batches: Sequence[SpanBatch], owners: Mapping[Row, Row | None], now: float
+) -> list[list[SpanOutcome]]:
+    """As `add_spans`, where some of the attempts do not exist."""
     answer: list[list[SpanOutcome]] = []
     spans: list[SpanDraft] = []
     places: list[tuple[list[SpanOutcome], int]] = []
     for batch in batches:
-        outcomes = [
-            SpanOutcome.DUPLICATE if (span.rollout_id, span.attempt_id) in owners else SpanOutcome.UNKNOWN
-            for span in batch.spans
-        ]
+        outcomes = [SpanOutcome.UNKNOWN if owners[span[:2]] is None else SpanOutcome.DUPLICATE for span in batch.spans]
         answer.append(outcomes)
-        if batch.strict and SpanOutcome.UNKNOWN in outcomes:
-            continue
-        for index, span in enumerate(batch.spans):
-            if outcomes[index] is not SpanOutcome.UNKNOWN:
-                spans.append(span)
-                places.append((outcomes, index))
-    if not spans:
-        return answer
-    highest: dict[tuple[str, str], int] = {}
-    for span, (outcomes, index), is_new in zip(spans, places, _insert_spans(cursor, partition, spans), strict=True):
-        if is_new:
-            outcomes[index] = SpanOutcome.STORED
-            key = span.rollout_id, span.attempt_id
-            known = highest.get(key)
-            highest[key] = span.sequence_id if known is None else max(known, span.sequence_id)
-    _beat_attempts(cursor, partition, {key: (owners[key], number) for key, number in highest.items()}, _time(now))
+        if not (batch.strict and SpanOutcome.UNKNOWN in outcomes):
+            kept = [index for index, outcome in enumerate(outcomes) if outcome is not SpanOutcome.UNKNOWN]
+            spans += [batch.spans[index] for index in kept]
+            places += [(outcomes, index) for index in kept]
+    if spans:
+        stored = _store_spans(cursor, partition, spans, owners, now)
+        for (outcomes, index), outcome in zip(places, stored, strict=True):
+            outcomes[index] = outcome
     return answer
 
 
-def _beat_attempts(
-    cursor: Cursor, partition: str, beaten: Mapping[tuple[str, str], tuple[_SpanOwner, int]], now: float
-) -> None:
-    """What follows for attempts and their rollouts when spans with numbers up to the given ones were stored."""
+def _store_spans(
+    cursor: Cursor, partition: str, spans: Sequence[SpanDraft], owners: Mapping[Row, Row | None], now: float
+) -> list[SpanOutcome]:
+    """Store spans whose owners are known, rows of `statements.SPAN_OWNERS`, and what follows for those."""
+    outcomes = _insert_spans(cursor, partition, spans)
+    highest: dict[Row, int] = {}
+    for span, outcome in zip(spans, outcomes, strict=True):
+        if outcome is SpanOutcome.STORED:
+            key, number = span[:2], span[2]
+            if number >= highest.get(key, number):
+                highest[key] = number
     attempts: list[Row] = []
     changed: list[Row] = []
     numbers: dict[str, int] = {}
-    for (rollout_id, _), (owner, number) in beaten.items():
-        status = lifecycle.HEARTBEAT_ATTEMPT.get(owner.status, owner.status)
-        attempts.append((now, status, owner.rowid))
-        rollout = owner.rollout
-        if owner.sequence_id == rollout.attempt_count:
-            after = lifecycle.status_after_heartbeat(rollout.status, status)
-            if after != rollout.status:
+    for key, number in highest.items():
+        owner = owners[key]
+        if owner is None:
+            continue
+        _, rowid, status, sequence_id, issued, *state = owner
+        beaten: AttemptStatus = lifecycle.HEARTBEAT_ATTEMPT.get(status) or status
+        attempts.append((now, beaten, rowid))
+        if sequence_id == state[_ATTEMPT_COUNT]:
+            after = lifecycle.status_after_heartbeat(state[_ROLLOUT_STATUS], beaten)
+            if after != state[_ROLLOUT_STATUS]:
+                rollout = RolloutState._make(state)
                 changed.append(_with_status(rollout, after, None, _watch_at(rollout, after, anew=False, now=now), now))
-        if number > numbers.get(rollout_id, owner.number):
-            numbers[rollout_id] = number
+        known: int = numbers.get(key[0]) or issued
+        if number > known:
+            numbers[key[0]] = number
     cursor.executemany(statements.BEAT_ATTEMPT, attempts)
     if changed:
         cursor.executemany(statements.UPDATE_ROLLOUT, changed)
@@ -218,6 +222,7 @@ def _beat_attempts(
         cursor.executemany(
             statements.RAISE_NUMBER, [(partition, rollout_id, number) for rollout_id, number in numbers.items()]
         )
+    return outcomes
 
 
 def _watch_at(rollout: RolloutState, status: RolloutStatus, *, anew: bool, now: float) -> float | None:
