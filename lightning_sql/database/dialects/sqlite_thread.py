@@ -8,6 +8,7 @@ a database is opened.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
 import time
@@ -111,6 +112,19 @@ def _bounded(cursor: Cursor, most_bytes: int, heavy: Sequence[int]) -> tuple[lis
         if left <= 0:
             return rows, True
     return rows, False
+
+
+class _Reader:
+    """A thread that reads, and what it is to read next; None ends it."""
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self.thread: threading.Thread | None = None
+
+
+def _new_job(run: Callable[[_Seat, Any], Any], work: Any) -> _Job:
+    loop = asyncio.get_running_loop()
+    return _Job(run, work, loop, loop.create_future())
 
 
 class _JobError(Exception):
@@ -296,9 +310,12 @@ class Threads:
         self._pragmas = pragmas
         self._classify = classify
         self._jobs: SimpleQueue[_Job | _Release] = SimpleQueue()
-        self._reads: SimpleQueue[_Job | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._readers: list[threading.Thread] = []
+        self._reading = threading.Lock()
+        """Guards what follows."""
+        self._readers: list[_Reader] = []
+        self._idle: list[_Reader] = []
+        """Who was busy last is last, and takes the next: what it reads again is still in its processor's cache."""
+        self._unread: deque[_Job] = deque()
         self._writer = self._start(self._write, "writer")
 
     def _start(self, target: Callable[[], None], role: str) -> threading.Thread:
@@ -314,15 +331,15 @@ class Threads:
 
     def hot(self, work: Callable[[Cursor], R]) -> asyncio.Future[R]:
         """Write in a transaction, which waiting ones may share; a failure leaves nothing of this work, and no other."""
-        return self._put(self._jobs, _Seat.hot, work)
+        return self._put(_Seat.hot, work)
 
     def hot_alone(self, work: Callable[[Cursor], R]) -> asyncio.Future[R]:
         """As `hot`, in a transaction of its own."""
-        return self._put(self._jobs, _Seat.hot_alone, work)
+        return self._put(_Seat.hot_alone, work)
 
     def cold(self, work: Callable[[Connection], R]) -> asyncio.Future[R]:
         """Write in a transaction of its own."""
-        return self._put(self._jobs, _Seat.cold, work)
+        return self._put(_Seat.cold, work)
 
     def hot_read(self, work: Callable[[Cursor], R]) -> asyncio.Future[R]:
         """Read one state of the database, not older than this call."""
@@ -349,18 +366,23 @@ class Threads:
         return self._read(_Seat.fetch_text, (sql, arguments, most_bytes, heavy))
 
     def _read(self, run: Callable[[_Seat, Any], Any], work: Any) -> asyncio.Future[Any]:
-        if not self._idle.acquire(blocking=False):
-            with _lock:
-                if len(self._readers) < READERS:
-                    self._readers.append(self._start(self._serve_reads, "reader"))
-        return self._put(self._reads, run, work)
+        job = _new_job(run, work)
+        with self._reading:
+            if self._idle:
+                self._idle.pop().jobs.put(job)
+            elif len(self._readers) < READERS:
+                reader = _Reader()
+                reader.jobs.put(job)
+                reader.thread = self._start(functools.partial(self._serve_reads, reader), "reader")
+                self._readers.append(reader)
+            else:
+                self._unread.append(job)
+        return job.future
 
-    @staticmethod
-    def _put(queue: SimpleQueue[Any], run: Callable[[_Seat, Any], Any], work: Any) -> asyncio.Future[Any]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        queue.put(_Job(run, work, loop, future))
-        return future
+    def _put(self, run: Callable[[_Seat, Any], Any], work: Any) -> asyncio.Future[Any]:
+        job = _new_job(run, work)
+        self._jobs.put(job)
+        return job.future
 
     async def release(self) -> None:
         """Need the threads no longer. What was sent before is done then, and without a user they have ended."""
@@ -416,32 +438,39 @@ class Threads:
             if not is_used:
                 del _threads[self._key]
         if not is_used:
-            for _ in self._readers:
-                self._reads.put(None)
             for reader in self._readers:
-                reader.join()
+                reader.jobs.put(None)
+            for reader in self._readers:
+                if reader.thread is not None:
+                    reader.thread.join()
             seat.close()
         if release.loop is not None and release.future is not None:
             _deliver(release.loop, [_Answer(release.future, None if is_used else self._writer, None)])
         return is_used
 
-    def _serve_reads(self) -> None:
+    def _serve_reads(self, reader: _Reader) -> None:
         seat = _Seat(self._file, BEGIN_READ, {**self._pragmas, "query_only": "ON"}, self._classify)
-        while self._serve_read(seat, self._reads.get()):
+        while self._serve_read(seat, reader):
             pass
         seat.close()
 
-    def _serve_read(self, seat: _Seat, job: _Job | None) -> bool:
-        if job is None:
-            return False
-        answer = seat.answer(job)
-        self._idle.release()  # first, so that who asks again at once finds this thread free
-        _deliver(job.loop, [answer])
-        return True
+    def _serve_read(self, seat: _Seat, reader: _Reader) -> bool:
+        job = reader.jobs.get()
+        while job is not None:
+            answer = seat.answer(job)
+            loop = job.loop
+            with self._reading:  # first, so that who asks again at once finds this thread free
+                job = self._unread.popleft() if self._unread else None
+                if job is None:
+                    self._idle.append(reader)
+            _deliver(loop, [answer])
+            if job is None:
+                return True
+        return False
 
 
 _lock = threading.Lock()
-"""Guards who uses which threads, and the making of readers."""
+"""Guards who uses which threads."""
 _threads: Final[dict[_Key, Threads]] = {}
 
 
