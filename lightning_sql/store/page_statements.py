@@ -215,28 +215,36 @@ class PageStatements:
         count: ColumnElement[Any],
         sizes: Sequence[ColumnElement[int]],
     ) -> Select[Any]:
-        """A page that ends where it is heavy enough, which is only looked for when it is too heavy as a whole."""
+        """A page that ends where it is heavy enough, which is only looked for when it is too heavy as a whole.
+
+        Rollouts are looked for once, and what is found is kept for the second look, in which their attempts
+        are joined. Spans are looked for twice: nearly all of such a page is payloads, and to find them again by
+        an index is less than to copy them.
+        """
         table = listing.table
+        again = table is not ROLLOUTS
+        kept = (SEQ, *([] if sort is None else [sort.field])) if again else (SEQ, *listing.names, *listing.keys)
         size = functools.reduce(operator.add, sizes).label("size")
-        needed = select(*(table.c[name] for name in (SEQ, *listing.names, *listing.keys)), size)
+        needed = select(*(table.c[name] for name in dict.fromkeys(kept)), size)
         needed = needed.select_from(source).where(*conditions)
         if not form.merged:
             needed = _window(needed.order_by(*order_by(sort, table, listing.item_type)), form)
         page = needed.cte("page")
         whole = select(func.sum(page.c.size).label("size")).cte("whole")
         weight = select(whole.c.size).scalar_subquery()
-        ordering = order_by(sort, page, listing.item_type)
-        running = func.sum(page.c.size).over(order_by=ordering, rows=(None, 0))
+        running = func.sum(page.c.size).over(order_by=order_by(sort, page, listing.item_type), rows=(None, 0))
         before = select((running - page.c.size).label("before")).subquery()
         most = bindparam("most_bytes", type_=BigInteger())
         fitting = select(func.count()).select_from(before).where(before.c.before < most).scalar_subquery()
-        columns, joined = self._columns(listing, page, page)
-        return (
-            select(*columns, page.c[SEQ], weight, count)
-            .select_from(joined)
-            .order_by(*ordering)
-            .limit(case((weight < most, bindparam("wanted", type_=BigInteger())), else_=fitting))
-        )
+        found: FromClause = table if again else page
+        columns, joined = self._columns(listing, found, found)
+        answer = select(*columns, found.c[SEQ], weight, count).select_from(joined)
+        answer = answer.order_by(*order_by(sort, found, listing.item_type))
+        answer = answer.limit(case((weight < most, bindparam("wanted", type_=BigInteger())), else_=fitting))
+        if not again:
+            return answer
+        answer = answer.where(*conditions)
+        return answer.offset(bindparam("skipped", type_=BigInteger())) if form.skipping else answer
 
     def _columns(
         self, listing: Listing, named: FromClause, source: FromClause
@@ -259,7 +267,10 @@ class PageStatements:
         return [*columns, *theirs], source.outerjoin(ATTEMPTS, latest)
 
     def _splice(self, named: FromClause, names: Sequence[str]) -> ColumnElement[str]:
-        first, *others = [func.coalesce(column, _JSON_NULL) for column in raw_columns(named, names)]
+        first, *others = [
+            func.coalesce(column, _JSON_NULL) if SPANS.c[name].nullable else column
+            for name, column in zip(names, raw_columns(named, names), strict=True)
+        ]
         parts: list[ColumnElement[str]] = [first]
         for name, column in zip(names[1:], others, strict=True):
             parts += (literal_column(f"',\"{name}\":'", Text()), column)

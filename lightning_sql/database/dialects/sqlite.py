@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import sqlite3
 import time
@@ -187,7 +188,7 @@ class SQLite(Dialect):
 
     @override
     def concatenated(self, parts: Sequence[ColumnElement[str]]) -> ColumnElement[str]:
-        return func.printf(literal("%s" * len(parts), Text), *parts, type_=Text())
+        return functools.reduce(lambda left, right: left.concat(right), parts)
 
     @override
     def position(self, column: ColumnElement[Any], text: str) -> ColumnElement[int]:
