@@ -244,7 +244,7 @@ def _reads(choice: Choice) -> Plan:
     metrics: list[Metric] = []
     scale = choice.scale
     for driver in choice.more_drivers():
-        read = Work(f"read_spans.{driver}", "small", driver, "read_spans", {"requests": scale.reads})
+        read = Work(f"read_spans.{driver}", "small", driver, "read_spans", {"requests": scale.reads}, scale.repeats)
         works.append(read)
         metrics += [
             Metric(
