@@ -3,6 +3,7 @@
 
 DATABASE_URL ?= sqlite:///lightning.db
 ARGS ?=
+MINUTES ?= 10
 # Two processes at least keep a second core busy while a test waits; four PostgreSQL clusters are enough.
 PYTEST_ARGS ?= -n logical --maxprocesses 4 --dist worksteal
 # A Python 3.11 or newer to make .venv with; found on PATH when not given.
@@ -45,6 +46,10 @@ test: $(VENV)/.dev ## run the whole test suite, on real PostgreSQL and SQLite
 .PHONY: test-fast
 test-fast: $(VENV)/.dev ## run the tests that are not marked slow (under a minute)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not slow" $(ARGS)
+
+.PHONY: soak
+soak: $(VENV)/.dev ## break everything that can break, over and over, and check that nothing is lost (MINUTES=10)
+	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(ARGS)
 
 .PHONY: bench
 bench: $(VENV)/.dev ## measure against the upstream server and write docs/performance.md (ARGS="--quick" looks only)

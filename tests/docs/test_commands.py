@@ -20,8 +20,8 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = "http://127.0.0.1:4747"
 DATABASE = "postgresql://user@localhost/training"
 
-# These run this very suite, and would run this test again: only what they would do is looked at.
-DRY = ("make test", "make test-fast", "make lint")
+# These run this very suite, and would run this test again, or take long: only what they would do is looked at.
+DRY = ("make test", "make test-fast", "make lint", "make soak MINUTES=10")
 
 COMMANDS_IN = ("console", "sh", "bash", "shell")
 TEXT_IN = ("", "text")
