@@ -9,10 +9,12 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Executable
 
+from lightning_sql.database.dialects.base import CommitUnknownError
 from lightning_sql.database.dialects.hot import (
     AttemptChange,
     AttemptChanged,
     Claim,
+    Enqueued,
     RolloutDraft,
     Row,
     SpanBatch,
@@ -23,6 +25,7 @@ from lightning_sql.database.dialects.hot import (
 from lightning_sql.database.engine import Database
 from lightning_sql.database.native import ROLLOUT_COLUMNS
 from lightning_sql.database.reading import Reading
+from lightning_sql.errors import DuplicatedPrimaryKeyError
 from lightning_sql.store.batching import Joiner
 from lightning_sql.store.rows import queued_row, span_size
 from lightning_sql.store.sql_writes import NativeTransaction
@@ -155,9 +158,33 @@ class Lanes:
     # What joins
 
     async def _enqueue(self, calls: list[Sequence[RolloutDraft]]) -> list[Sequence[Row] | Exception]:
-        drafts = [draft for call in calls for draft in call]
-        added = await self._once(lambda: self.hot.enqueue(drafts, self.now()))
-        return [[queued_row(draft, added.now, added.resources_id) for draft in call] for call in calls]
+        rows = iter(await self._enqueued([draft for call in calls for draft in call]))
+        return [[next(rows) for _ in call] for call in calls]
+
+    async def _enqueued(self, drafts: Sequence[RolloutDraft]) -> Sequence[Row]:
+        """Queue rollouts, once, also when the connection breaks and nobody says whether it took place.
+
+        Their ids were made before, so that it can be done again: where the first time was one, it is a duplicate.
+        """
+        unknown = False
+
+        async def enqueue() -> Enqueued:
+            nonlocal unknown
+            try:
+                return await self.hot.enqueue(drafts, self.now())
+            except CommitUnknownError:
+                unknown = True
+                raise
+
+        try:
+            added = await self._repeatedly(enqueue)
+        except DuplicatedPrimaryKeyError:
+            if not unknown:
+                raise
+            ids = [draft.rollout_id for draft in drafts]
+            rows = {row[0]: row[:_WIDTH] for row in await self.rollouts(ids)}
+            return [rows[rollout_id] for rollout_id in ids]
+        return [queued_row(draft, added.now, added.resources_id) for draft in drafts]
 
     async def _claim(self, claims: list[Claim]) -> list[Sequence[Row] | Exception]:
         now, given = await self._once(lambda: self.hot.claim(claims, self.now()))

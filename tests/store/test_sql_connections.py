@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from lightning_sql.database.engine import Database
-from lightning_sql.errors import DatabaseUnavailableError
+from lightning_sql.database.engine import CommitUnknownError, Database
+from lightning_sql.errors import DatabaseUnavailableError, DuplicatedPrimaryKeyError
 from lightning_sql.records import EnqueueRolloutRequest
 from lightning_sql.store.factory import open_store
 from lightning_sql.store.sql_store import SqlStore
@@ -147,7 +147,7 @@ async def test_sessions_that_have_just_ended_cost_no_call(native: SqlStore, othe
 async def test_a_connection_that_breaks_without_a_word(
     database_of: Callable[[str], str], other: Session, request: pytest.FixtureRequest
 ) -> None:
-    """Whether the statement took place is unknown: what can be repeated is, the rest is an error and done or not."""
+    """Whether the statement took place is unknown: what can be repeated is, a claim is an error and done or not."""
     async with through_proxy(database_of("postgres")) as wire:
         database = Database(wire.url)
         async with SqlStore(database, partition=request.node.name, scan_debounce_seconds=1e12) as store:
@@ -165,8 +165,8 @@ async def test_a_connection_that_breaks_without_a_word(
                 return (await at_once(asyncio.wait_for(task, PATIENCE)))[0]
 
             requests = [EnqueueRolloutRequest(input="unknown") for _ in range(3)]
-            answer = await cut_off("rollouts", store.enqueue_many_rollouts(requests))
-            assert isinstance(answer, DatabaseUnavailableError)
+            enqueued = await cut_off("rollouts", store.enqueue_many_rollouts(requests))
+            assert [item.input for item in enqueued] == ["unknown"] * 3
             answer = await cut_off("attempts", store.dequeue_many_rollouts(limit=2))
             assert isinstance(answer, DatabaseUnavailableError)
             attempt = await cut_off("attempts", store.update_attempt(*key_of(rollout), status="failed"))
@@ -176,11 +176,47 @@ async def test_a_connection_that_breaks_without_a_word(
                 while await other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             unknown = [item for item in await store.query_rollouts() if item.input == "unknown"]
-            assert len(unknown) in (0, 3)
+            assert [item.rollout_id for item in unknown] == [item.rollout_id for item in enqueued]
             queued = await queue_of(store)
             left = [item.rollout_id for item in waiting if item.rollout_id in queued]
             assert len(left) in (3, 5)
             assert await broken_laws(store, 4e9) == []
+
+
+@pytest.mark.parametrize("took_place", [True, False])
+async def test_an_enqueue_whose_outcome_is_unknown_takes_place_once(
+    native: SqlStore, monkeypatch: pytest.MonkeyPatch, took_place: bool
+) -> None:
+    hot = native._lanes.hot
+    enqueue = hot.enqueue
+    lost = 0
+
+    async def unlucky(drafts: Any, now: float | None) -> Any:
+        nonlocal lost
+        lost += 1
+        if lost > 2:
+            return await enqueue(drafts, now)
+        if took_place and lost == 1:
+            await enqueue(drafts, now)
+        raise CommitUnknownError
+
+    monkeypatch.setattr(hot, "enqueue", unlucky)
+    answers = await at_once(native.enqueue_rollout(0), native.enqueue_rollout(1), native.enqueue_rollout(2))
+    assert lost == 3
+    assert [rollout.input for rollout in answers] == [0, 1, 2]
+    assert {rollout.status for rollout in answers} == {"queuing"}
+    assert list(await native.query_rollouts()) == list(answers)
+    assert await queue_of(native) == [rollout.rollout_id for rollout in answers]
+
+
+async def test_an_enqueue_that_meets_a_stranger_under_its_id_fails(
+    native: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = await native.enqueue_rollout("there")
+    monkeypatch.setattr("lightning_sql.store.rows.new_rollout_id", lambda: there.rollout_id)
+    with pytest.raises(DuplicatedPrimaryKeyError):
+        await native.enqueue_rollout("another")
+    assert list(await native.query_rollouts()) == [there]
 
 
 async def test_many_calls_while_sessions_end_again_and_again(native: SqlStore, other: Session) -> None:
