@@ -60,8 +60,13 @@ _NOTHING: Final = "nothing"
 def _joined(lists: Mapping[str, Sequence[Any]]) -> dict[str, str]:
     """Lists as texts, with what is between their members, and what stands for None: neither is part of a member.
 
-    No text means no members, so a list of one empty text cannot be given.
+    No text means no members.
+
+    Raises:
+        ValueError: a list has one empty text and nothing else, which cannot be given so.
     """
+    if any(len(members) == 1 and members[0] == "" for members in lists.values()):
+        raise ValueError("a list of one empty text cannot be joined")
     separator, nothing = "\x1f", "\x1e"  # no JSON text has these, and hardly any other
     while True:
         texts = {_SEPARATOR: separator, _NOTHING: nothing}

@@ -113,14 +113,19 @@ class QueueFront:
             self._floor = self._fronts.popleft()[1] - 1
         return self._floor
 
+    def forget(self) -> None:
+        """Look at the whole queue until there are new notes that are old enough."""
+        self._fronts.clear()
+        self._floor = 0
+
     def seen(self, position: int) -> None:
         """Note the position of the first rollout that a claim found."""
         now = self._clock()
-        if position <= self._floor:
-            # Something old came back: whatever was noted about the front is too high for what may follow it.
-            self._fronts.clear()
-            self._floor = position - 1
-        elif not self._fronts or now - self._fronts[-1][0] >= FRONT_NOTE_SECONDS:
+        # Something old came back, or came late: what was noted behind it is no front for what may follow it.
+        while self._fronts and self._fronts[-1][1] > position:
+            self._fronts.pop()
+        self._floor = min(self._floor, position - 1)
+        if not self._fronts or now - self._fronts[-1][0] >= FRONT_NOTE_SECONDS:
             self._fronts.append((now, position))
 
 
@@ -254,7 +259,31 @@ class PostgreSQLHotPath(HotPath):
 
     @override
     async def claim(self, claims: Sequence[Claim], now: float | None) -> tuple[float, list[list[Row]]]:
-        attempt_ids: list[str] = []
+        floor = self._front.floor()
+        instant, given = await self._claim_behind(floor, claims, now)
+        left = [place for place, rows in enumerate(given) if not rows and claims[place].attempt_ids]
+        if not floor or not left:
+            return instant, given
+        # Nobody shall go away with nothing because of what is before the floor after all.
+        self._front.forget()
+        given_some = any(given)
+        try:
+            then, more = await self._claim_behind(0, [claims[place] for place in left], instant if given_some else now)
+        except Exception:
+            if not given_some:
+                raise
+            # What was given out is given out; the others are told that there is nothing, as a moment ago.
+            logger.debug("a second look at the queue failed", exc_info=True)
+            return instant, given
+        for place, rows in zip(left, more, strict=True):
+            given[place] = rows
+        return (instant if given_some else then), given
+
+    async def _claim_behind(
+        self, floor: int, claims: Sequence[Claim], now: float | None
+    ) -> tuple[float, list[list[Row]]]:
+        """As `claim`, of what is queued behind a position."""
+        attempt_ids: list[str | None] = []
         slot_workers: list[str | None] = []
         workers: list[tuple[str, int, int]] = []
         for claim in claims:
@@ -264,21 +293,26 @@ class PostgreSQLHotPath(HotPath):
             if claim.worker_id:
                 workers.append((claim.worker_id, first, len(attempt_ids)))
         workers.sort()
+        most = len(attempt_ids)
+        # Of several claims one may want a worker noted, and no rollout.
+        statement = statements.CLAIM.of(most) if len(claims) == 1 else statements.CLAIM.some
+        if statement is statements.CLAIM.some:
+            # A slot that nobody gets: a list of one empty text could not be given.
+            attempt_ids.append(None)
+            slot_workers.append(None)
         # The statement for one attempt takes one worker, if only NULL, and the other one that none.
         names, first_slots, last_slots = zip(*(workers or [(None, 1, 1)]), strict=True)
         values: dict[str, Any] = {
             "partition": self._partition,
             "now": now,
-            "most": len(attempt_ids),
-            "floor": self._front.floor(),
+            "most": most,
+            "floor": floor,
             "attempt_ids": attempt_ids,
             "slot_workers": slot_workers,
             "workers": names,
             "first_slots": first_slots,
             "last_slots": last_slots,
         }
-        # Of several claims one may want a worker noted, and no rollout.
-        statement = statements.CLAIM.of(len(attempt_ids)) if len(claims) == 1 else statements.CLAIM.some
         rows = await self._run(statement, values)
         if not rows:
             return 0.0, [[] for _ in claims]
