@@ -41,8 +41,9 @@ _PAGE_BYTES: Final = 4096
 _HEAVIEST: Final = 2000
 _UNJOINED_LANES: Final = 16
 _LIGHT: Final = 64
-"""Up to this weight of claims, or of spans, a second statement beside another takes more CPU than it saves time."""
+"""Up to this weight of spans, a second statement beside another takes more CPU than it saves time."""
 _FEW_CLAIMS: Final = 7
+"""Likewise for claims, of which each costs the database several rows."""
 _FEW_ROLLOUTS: Final = 15
 """Likewise for rollouts that are enqueued, of which one costs its caller more than the database."""
 

@@ -51,6 +51,7 @@ __all__ = [
     "Source",
     "available_sources",
     "find_binaries",
+    "free_port",
     "postgres_cluster",
     "postgres_server",
 ]
@@ -120,7 +121,7 @@ class PostgresCluster(PostgresServer):
         self._process: subprocess.Popen[bytes] | None = None
         self._has_run = False
         self._was_killed = False
-        self._port = _free_port()
+        self._port = free_port()
         super().__init__(self._url())
 
     @property
@@ -156,7 +157,7 @@ class PostgresCluster(PostgresServer):
             if ports_left > 0:
                 # Another process may have taken the port between the look and the start.
                 ports_left -= 1
-                self._port = _free_port()
+                self._port = free_port()
                 self.url = self._url()
             elif time.monotonic() >= deadline:
                 raise PostgresUnavailableError(
@@ -394,7 +395,7 @@ def _cleaner(home: Path) -> Generator[None]:
             shell.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port of the loopback that nobody listens on.
 
     It is below the range from which systems give outgoing connections their ports: otherwise a client's

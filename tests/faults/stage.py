@@ -1,10 +1,8 @@
 """Where the fault tests play: a database, servers on it, crews who work on them, and everything that can go wrong."""
 
 import asyncio
-import os
 import random
 import signal
-import socket
 import sys
 import uuid
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -16,10 +14,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from bench.processes import python_path
 from lightning_sql.database.engine import Database
 from lightning_sql.store.factory import prepare_database
 from lightning_sql.store.sql_store import SqlStore
-from lightning_sql.testing.postgres import PostgresCluster
+from lightning_sql.testing.postgres import PostgresCluster, free_port
 from tests.faults.ledger import Ledger, Report, check, read
 from tests.faults.proxy import Proxy, proxy_to
 
@@ -31,24 +30,6 @@ IN_FLIGHT = 16
 """So many requests must be on their way when a fault falls."""
 FROZEN_SECONDS = 5.0
 WARM_CLAIMS = 50
-
-
-def free_port() -> int:
-    """A port below those that outgoing connections get."""
-    while True:
-        port = random.randrange(15000, 30000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-
-
-def environment() -> dict[str, str]:
-    """Of a child: this checkout's packages, and no settings of ours."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTNING_SQL_")}
-    return kept | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "api")])}
 
 
 async def _until(holds: Callable[[], bool]) -> None:
@@ -77,7 +58,7 @@ class Server:
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment(),
+                env=python_path(),
                 cwd=ROOT,
             )
         await self.until_ready()
@@ -137,7 +118,7 @@ class Stage:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
-                env=environment(),
+                env=python_path(),
                 cwd=ROOT,
             )
         self._crews.append(crew)

@@ -1,11 +1,16 @@
-"""Claims that go to the database together, of which not all want a rollout."""
+"""Claims that go to the database together, and the front of the queue from which they look."""
 
 import asyncio
 
 import pytest
 
 from lightning_sql.database.dialects.hot import Claim
-from lightning_sql.database.dialects.postgresql_hot import FRONT_AGE_SECONDS, PostgreSQLHotPath, QueueFront
+from lightning_sql.database.dialects.postgresql_hot import (
+    FRONT_AGE_SECONDS,
+    FULL_SCAN_SECONDS,
+    PostgreSQLHotPath,
+    QueueFront,
+)
 from lightning_sql.store.sql_store import SqlStore
 from tests.native_laws import rows_of
 
@@ -63,6 +68,40 @@ async def test_a_worker_without_a_name_is_stored_as_it_was_answered(store: SqlSt
 
 
 # The front of the queue, which only PostgreSQL's way remembers
+
+
+def test_the_front_of_the_queue_is_remembered_and_forgotten() -> None:
+    now = [1000.0]
+    front = QueueFront(lambda: now[0])
+    assert front.floor() == 0
+    front.seen(100)
+    now[0] += FULL_SCAN_SECONDS / 4
+    assert front.floor() == 0
+    steps = 0
+    position = 100
+    while front.floor() == 0:
+        steps += 1
+        assert steps < 1000
+        position += 10
+        front.seen(position)
+        now[0] += FULL_SCAN_SECONDS / 4
+    # What it skips was behind the front long ago.
+    assert 0 < front.floor() < position
+    floors: list[int] = []
+    for _ in range(100):
+        now[0] += FULL_SCAN_SECONDS / 4
+        position += 10
+        floors.append(front.floor())
+        front.seen(position)
+    assert floors.count(0) >= 20
+    assert max(floors) <= position
+    assert sorted(floor for floor in floors if floor) == [floor for floor in floors if floor]
+    now[0] += FULL_SCAN_SECONDS
+    assert front.floor() == 0
+    front.seen(5)
+    now[0] += FULL_SCAN_SECONDS / 4
+    assert front.floor() <= 4
+    assert FRONT_AGE_SECONDS >= FULL_SCAN_SECONDS
 
 
 def test_what_came_late_takes_back_what_was_noted_behind_it() -> None:

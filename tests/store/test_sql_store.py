@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from lightning_sql.database.dialects.postgresql_hot import FRONT_AGE_SECONDS, FULL_SCAN_SECONDS, QueueFront
 from lightning_sql.errors import (
     DatabaseUnavailableError,
     RecordNotFoundError,
@@ -481,40 +480,3 @@ async def test_partitions_of_any_name(open_store: OpenStore, partition: str) -> 
     worker = await store.get_worker_by_id("w")
     assert worker is not None
     assert (worker.heartbeat_stats, worker.status) == ({"x": 1}, "busy")
-
-
-# Positions in the queue
-
-
-def test_the_front_of_the_queue_is_remembered_and_forgotten() -> None:
-    now = [1000.0]
-    front = QueueFront(lambda: now[0])
-    assert front.floor() == 0
-    front.seen(100)
-    now[0] += FULL_SCAN_SECONDS / 4
-    assert front.floor() == 0
-    steps = 0
-    position = 100
-    while front.floor() == 0:
-        steps += 1
-        assert steps < 1000
-        position += 10
-        front.seen(position)
-        now[0] += FULL_SCAN_SECONDS / 4
-    # What it skips was behind the front long ago.
-    assert 0 < front.floor() < position
-    floors: list[int] = []
-    for _ in range(100):
-        now[0] += FULL_SCAN_SECONDS / 4
-        position += 10
-        floors.append(front.floor())
-        front.seen(position)
-    assert floors.count(0) >= 20
-    assert max(floors) <= position
-    assert sorted(floor for floor in floors if floor) == [floor for floor in floors if floor]
-    now[0] += FULL_SCAN_SECONDS
-    assert front.floor() == 0
-    front.seen(5)
-    now[0] += FULL_SCAN_SECONDS / 4
-    assert front.floor() <= 4
-    assert FRONT_AGE_SECONDS >= FULL_SCAN_SECONDS

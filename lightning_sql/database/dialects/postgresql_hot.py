@@ -94,7 +94,7 @@ class QueueFront:
     open nothing can clear them away: each claim would pass over all of them. Positions only grow, so
     what was the front a while ago has nothing before it, but for two oddities: a rollout that was
     queued by a statement that took longer than that while, and one whose claim was rolled back. A
-    claim that looks at the whole queue, now and then, finds those.
+    claim that looks at the whole queue finds those: now and then, and when there is nothing behind the front.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

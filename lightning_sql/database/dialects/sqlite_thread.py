@@ -70,6 +70,10 @@ class _Job(NamedTuple):
     future: asyncio.Future[Any]
 
 
+_Reads: TypeAlias = SimpleQueue[_Job | None]
+"""What one reader is to read next; None ends it."""
+
+
 class _Release(NamedTuple):
     """One user of the threads less; who waits gets the writer's thread if it ends with that, else None."""
 
@@ -112,14 +116,6 @@ def _bounded(cursor: Cursor, most_bytes: int, heavy: Sequence[int]) -> tuple[lis
         if left <= 0:
             return rows, True
     return rows, False
-
-
-class _Reader:
-    """A thread that reads, and what it is to read next; None ends it."""
-
-    def __init__(self) -> None:
-        self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self.thread: threading.Thread | None = None
 
 
 def _new_job(run: Callable[[_Seat, Any], Any], work: Any) -> _Job:
@@ -312,8 +308,8 @@ class Threads:
         self._jobs: SimpleQueue[_Job | _Release] = SimpleQueue()
         self._reading = threading.Lock()
         """Guards what follows."""
-        self._readers: list[_Reader] = []
-        self._idle: list[_Reader] = []
+        self._readers: dict[_Reads, threading.Thread] = {}
+        self._idle: list[_Reads] = []
         """Who was busy last is last, and takes the next: what it reads again is still in its processor's cache."""
         self._unread: deque[_Job] = deque()
         self._writer = self._start(self._write, "writer")
@@ -369,12 +365,11 @@ class Threads:
         job = _new_job(run, work)
         with self._reading:
             if self._idle:
-                self._idle.pop().jobs.put(job)
+                self._idle.pop().put(job)
             elif len(self._readers) < READERS:
-                reader = _Reader()
-                reader.jobs.put(job)
-                reader.thread = self._start(functools.partial(self._serve_reads, reader), "reader")
-                self._readers.append(reader)
+                reads: _Reads = SimpleQueue()
+                reads.put(job)
+                self._readers[reads] = self._start(functools.partial(self._serve_reads, reads), "reader")
             else:
                 self._unread.append(job)
         return job.future
@@ -438,31 +433,30 @@ class Threads:
             if not is_used:
                 del _threads[self._key]
         if not is_used:
-            for reader in self._readers:
-                reader.jobs.put(None)
-            for reader in self._readers:
-                if reader.thread is not None:
-                    reader.thread.join()
+            for reads in self._readers:
+                reads.put(None)
+            for reader in self._readers.values():
+                reader.join()
             seat.close()
         if release.loop is not None and release.future is not None:
             _deliver(release.loop, [_Answer(release.future, None if is_used else self._writer, None)])
         return is_used
 
-    def _serve_reads(self, reader: _Reader) -> None:
+    def _serve_reads(self, reads: _Reads) -> None:
         seat = _Seat(self._file, BEGIN_READ, {**self._pragmas, "query_only": "ON"}, self._classify)
-        while self._serve_read(seat, reader):
+        while self._serve_read(seat, reads):
             pass
         seat.close()
 
-    def _serve_read(self, seat: _Seat, reader: _Reader) -> bool:
-        job = reader.jobs.get()
+    def _serve_read(self, seat: _Seat, reads: _Reads) -> bool:
+        job = reads.get()
         while job is not None:
             answer = seat.answer(job)
             loop = job.loop
             with self._reading:  # first, so that who asks again at once finds this thread free
                 job = self._unread.popleft() if self._unread else None
                 if job is None:
-                    self._idle.append(reader)
+                    self._idle.append(reads)
             _deliver(loop, [answer])
             if job is None:
                 return True
