@@ -10,6 +10,7 @@ __all__ = [
     "ConfigurationError",
     "DatabaseUnavailableError",
     "DuplicatedPrimaryKeyError",
+    "IdempotencyKeyReusedError",
     "InvalidRequestError",
     "LightningError",
     "OverloadedError",
@@ -40,6 +41,10 @@ class UnstorableValueError(InvalidRequestError):
 
     Raised for a scalar integer beyond 64 bits, a NaN in a numeric column and an over-long key.
     """
+
+
+class IdempotencyKeyReusedError(InvalidRequestError):
+    """This idempotency key belongs to another call, which took place."""
 
 
 class RecordNotFoundError(LightningError, ValueError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Annotated, Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, overload
+from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, overload
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -28,6 +28,7 @@ __all__ = [
     "AttemptedRollout",
     "EnqueueRolloutRequest",
     "Event",
+    "IdempotencyKey",
     "Link",
     "NamedResources",
     "OtelResource",
@@ -174,6 +175,20 @@ class AttemptedRollout(Rollout):
         if self.attempt.rollout_id != self.rollout_id:
             raise ValueError("the attempt belongs to another rollout")
         return self
+
+
+class IdempotencyKey(NamedTuple):
+    """Names a call that may be made again: once it took place, a repeat does nothing and gets the same records.
+
+    Keys are kept a day, by partition. A claim that found nothing is not kept, so that its repeat may
+    find something.
+    """
+
+    key: str
+    """Made by the caller, a new one for each call that is no repeat; up to 512 bytes."""
+    route: str = ""
+    fingerprint: str = ""
+    """What is called, and a digest of what it is given; a repeat must have the same."""
 
 
 class EnqueueRolloutRequest(BaseModel):

@@ -33,6 +33,7 @@ from lightning_sql.records import ROLLOUT_QUEUED
 __all__ = [
     "ATTEMPTS",
     "ATTEMPT_COLUMNS",
+    "IDEMPOTENCY_KEYS",
     "ORDERS",
     "RESOURCES",
     "RESOURCES_COLUMNS",
@@ -217,7 +218,25 @@ WORKERS: Final = Table(
     **_UPDATED,
 )
 
-TABLES: Final = (ROLLOUTS, ATTEMPTS, SPANS, SPAN_SEQUENCES, RESOURCES, WORKERS)
+IDEMPOTENCY_KEYS: Final = Table(
+    "idempotency_keys",
+    metadata,
+    _text(PARTITION),
+    _text("key"),
+    _integer("part"),
+    _text("route"),
+    _text("fingerprint"),
+    _text("ids"),
+    _time("time", null=False),
+    PrimaryKeyConstraint(PARTITION, "key", "part"),
+)
+"""What calls that may be repeated did. `ids` says which records a repeat is answered from, never their
+contents: in JSON, an array of ids or of pairs of them, or a text with a digit for each span of a batch.
+`part` numbers the pieces of a call that goes to the database in several."""
+
+Index(None, IDEMPOTENCY_KEYS.c[PARTITION], IDEMPOTENCY_KEYS.c.time)  # what is old enough to go
+
+TABLES: Final = (ROLLOUTS, ATTEMPTS, SPANS, SPAN_SEQUENCES, RESOURCES, WORKERS, IDEMPOTENCY_KEYS)
 
 ORDERS: Final = {
     table.name: Sequence(f"{table.name}_order", metadata=metadata) for table in (ROLLOUTS, SPANS, RESOURCES, WORKERS)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from typing_extensions import override
 
 from lightning_sql import lifecycle
 from lightning_sql.collections.protocols import AtomicLabel, LightningCollections
 from lightning_sql.collections.tracking import store_method
-from lightning_sql.errors import RecordNotFoundError
+from lightning_sql.errors import InvalidRequestError, RecordNotFoundError
 from lightning_sql.identifiers import new_resources_id
 from lightning_sql.records import (
     ROLLOUT_ACTIVE,
@@ -22,6 +22,7 @@ from lightning_sql.records import (
     AttemptedRollout,
     AttemptStatus,
     EnqueueRolloutRequest,
+    IdempotencyKey,
     NamedResources,
     ResourcesUpdate,
     Rollout,
@@ -39,6 +40,7 @@ from lightning_sql.store.interface import (
     StoreCapabilities,
     refuse_null,
 )
+from lightning_sql.store.memory_keys import MemoryKeys
 from lightning_sql.store.spans import SpanImport
 from lightning_sql.store.transaction import (
     LATEST,
@@ -67,10 +69,22 @@ SPAN_LABELS: Final[tuple[AtomicLabel, ...]] = (
 )
 
 
+_SpanKey: TypeAlias = tuple[str, str, str]
+
+
+def _span_key(span: Span) -> _SpanKey:
+    return span.rollout_id, span.attempt_id, span.span_id
+
+
+def _pair_of(rollout: AttemptedRollout) -> tuple[str, str]:
+    return rollout.rollout_id, rollout.attempt.attempt_id
+
+
 class CollectionStore(CollectionReads):
     """A store that works step by step on collections, each operation in one transaction of theirs.
 
-    Over memory it is the reference; over SQL it proves the collections.
+    Over memory it is the reference; over SQL it proves the collections. Idempotency keys last as long as
+    the object.
 
     Args:
         collections: where everything is kept; closed with the store if it can be.
@@ -87,6 +101,7 @@ class CollectionStore(CollectionReads):
     ) -> None:
         super().__init__(collections, ScanGate(self.sweep, scan_debounce_seconds, clock))
         self._watcher = FinishWatcher(self._find_finished, POLL_SECONDS)
+        self._keys = MemoryKeys()
 
     @property
     def collections(self) -> LightningCollections:
@@ -166,6 +181,8 @@ class CollectionStore(CollectionReads):
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
         worker_id: str | None = None,
+        *,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> AttemptedRollout:
         await self._gate.pass_through()
         request = EnqueueRolloutRequest(
@@ -179,7 +196,12 @@ class CollectionStore(CollectionReads):
             await transaction.sync_worker(attempt)
             return attempted(rollout, attempt)
 
-        return await self._write("start_rollout", ROLLOUT_LABELS, start)
+        return await self._keys.once(
+            idempotency_key,
+            lambda: self._write("start_rollout", ROLLOUT_LABELS, start),
+            _pair_of,
+            self._recalled_attempt,
+        )
 
     @override
     async def enqueue_rollout(
@@ -189,15 +211,19 @@ class CollectionStore(CollectionReads):
         resources_id: str | None = None,
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
+        *,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> Rollout:
         request = EnqueueRolloutRequest(
             input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
         )
-        [rollout] = await self.enqueue_many_rollouts([request])
+        [rollout] = await self.enqueue_many_rollouts([request], idempotency_key=idempotency_key)
         return rollout
 
     @override
-    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+    async def enqueue_many_rollouts(
+        self, rollouts: Sequence[EnqueueRolloutRequest], *, idempotency_key: IdempotencyKey | None = None
+    ) -> Sequence[Rollout]:
         await self._gate.pass_through()
         if not rollouts:
             return []
@@ -207,7 +233,16 @@ class CollectionStore(CollectionReads):
             await transaction.collections.rollout_queue.enqueue([rollout.rollout_id for rollout in created])
             return created
 
-        return await self._write("enqueue_many_rollouts", ("rollouts", "rollout_queue"), enqueue)
+        async def recall(rollout_ids: list[str]) -> Sequence[Rollout]:
+            found = await self._rollouts_by_id(rollout_ids)
+            return [found[rollout_id] for rollout_id in rollout_ids if rollout_id in found]
+
+        return await self._keys.once(
+            idempotency_key,
+            lambda: self._write("enqueue_many_rollouts", ("rollouts", "rollout_queue"), enqueue),
+            lambda created: [rollout.rollout_id for rollout in created],
+            recall,
+        )
 
     async def _new_rollouts(
         self, transaction: StoreTransaction, requests: Sequence[EnqueueRolloutRequest], status: RolloutStatus
@@ -221,13 +256,15 @@ class CollectionStore(CollectionReads):
         return created
 
     @override
-    async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:
-        claimed = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id)
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, idempotency_key: IdempotencyKey | None = None
+    ) -> AttemptedRollout | None:
+        claimed = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, idempotency_key=idempotency_key)
         return claimed[0] if claimed else None
 
     @override
     async def dequeue_many_rollouts(
-        self, *, limit: int = 1, worker_id: str | None = None
+        self, *, limit: int = 1, worker_id: str | None = None, idempotency_key: IdempotencyKey | None = None
     ) -> Sequence[AttemptedRollout]:
         await self._gate.pass_through()
         if limit <= 0:
@@ -246,10 +283,34 @@ class CollectionStore(CollectionReads):
                 await transaction.collections.workers.upsert([worker])
             return claimed
 
-        return await self._write("dequeue_many_rollouts", ROLLOUT_LABELS, claim)
+        async def recall(pairs: list[tuple[str, str]]) -> Sequence[AttemptedRollout]:
+            return [await self._recalled_attempt(pair) for pair in pairs]
+
+        return await self._keys.once(
+            idempotency_key,
+            lambda: self._write("dequeue_many_rollouts", ROLLOUT_LABELS, claim),
+            lambda claimed: [_pair_of(rollout) for rollout in claimed],
+            recall,
+        )
+
+    async def _recalled_attempt(self, pair: tuple[str, str]) -> AttemptedRollout:
+        """A rollout as it is now, with one of its attempts."""
+
+        async def query(collections: LightningCollections) -> AttemptedRollout:
+            rollout = await rollout_or_error(collections, pair[0])
+            attempt = await collections.attempts.get(
+                {"rollout_id": {"exact": pair[0]}, "attempt_id": {"exact": pair[1]}}
+            )
+            if attempt is None:
+                raise RecordNotFoundError(f"there is no attempt {pair[1]!r:.200} of rollout {pair[0]!r:.200}")
+            return attempted(rollout, attempt)
+
+        return await self._read("get_rollout_by_id", query)
 
     @override
-    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+    async def start_attempt(
+        self, rollout_id: str, worker_id: str | None = None, *, idempotency_key: IdempotencyKey | None = None
+    ) -> AttemptedRollout:
         await self._gate.pass_through()
 
         async def start(transaction: StoreTransaction) -> AttemptedRollout:
@@ -258,7 +319,12 @@ class CollectionStore(CollectionReads):
             await transaction.sync_worker(begun.attempt)
             return begun
 
-        return await self._write("start_attempt", ROLLOUT_LABELS, start)
+        return await self._keys.once(
+            idempotency_key,
+            lambda: self._write("start_attempt", ROLLOUT_LABELS, start),
+            _pair_of,
+            self._recalled_attempt,
+        )
 
     @override
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
@@ -299,6 +365,8 @@ class CollectionStore(CollectionReads):
         status: RolloutStatus | Unset = UNSET,
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | None | Unset = UNSET,
+        *,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> Rollout:
         changes = given(
             {
@@ -325,7 +393,15 @@ class CollectionStore(CollectionReads):
             await transaction.save_rollouts([(before, after)], fields)
             return after
 
-        return await self._write("update_rollout", ("rollouts", "rollout_queue"), update)
+        async def recall(rollout_id: str) -> Rollout:
+            return (await self._rollouts_by_id([rollout_id]))[rollout_id]
+
+        return await self._keys.once(
+            idempotency_key,
+            lambda: self._write("update_rollout", ("rollouts", "rollout_queue"), update),
+            lambda rollout: rollout.rollout_id,
+            recall,
+        )
 
     # Attempts
 
@@ -400,7 +476,15 @@ class CollectionStore(CollectionReads):
         return await self._write(name, SPAN_LABELS, store)
 
     @override
-    async def import_spans(self, spans: Sequence[Span], *, unnumbered: AbstractSet[int] = frozenset()) -> SpanReceipt:
+    async def import_spans(
+        self,
+        spans: Sequence[Span],
+        *,
+        unnumbered: AbstractSet[int] = frozenset(),
+        idempotency_key: IdempotencyKey | None = None,
+    ) -> SpanReceipt:
+        if unnumbered and idempotency_key is not None:
+            raise InvalidRequestError("spans without a number cannot be stored under an idempotency key")
         if not spans:
             return SpanReceipt(stored=[], duplicates=0, rejected=[])
 
@@ -408,7 +492,20 @@ class CollectionStore(CollectionReads):
             work = await SpanImport.prepare(transaction, spans, unnumbered)
             return SpanReceipt(stored=await work.store(), duplicates=work.duplicates, rejected=work.rejected)
 
-        return await self._write("import_spans", SPAN_LABELS, store)
+        async def recall(keys: tuple[set[_SpanKey], set[_SpanKey]]) -> SpanReceipt:
+            first: dict[_SpanKey, Span] = {}
+            for span in spans:
+                first.setdefault(_span_key(span), span)
+            stored = [span for key, span in first.items() if key in keys[0]]
+            rejected = [span for span in spans if _span_key(span) in keys[1]]
+            return SpanReceipt(stored, len(spans) - len(stored) - len(rejected), rejected)
+
+        return await self._keys.once(
+            idempotency_key,
+            lambda: self._write("import_spans", SPAN_LABELS, store),
+            lambda receipt: (set(map(_span_key, receipt.stored)), set(map(_span_key, receipt.rejected))),
+            recall,
+        )
 
     @override
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
@@ -428,15 +525,21 @@ class CollectionStore(CollectionReads):
     # Resources
 
     @override
-    async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
-        return await self._write_resources("add_resources", new_resources_id(), resources)
+    async def add_resources(
+        self, resources: NamedResources, *, idempotency_key: IdempotencyKey | None = None
+    ) -> ResourcesUpdate:
+        return await self._write_resources("add_resources", new_resources_id(), resources, idempotency_key)
 
     @override
-    async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+    async def update_resources(
+        self, resources_id: str, resources: NamedResources, *, idempotency_key: IdempotencyKey | None = None
+    ) -> ResourcesUpdate:
         await self._gate.pass_through()
-        return await self._write_resources("update_resources", resources_id, resources)
+        return await self._write_resources("update_resources", resources_id, resources, idempotency_key)
 
-    async def _write_resources(self, name: str, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+    async def _write_resources(
+        self, name: str, resources_id: str, resources: NamedResources, key: IdempotencyKey | None
+    ) -> ResourcesUpdate:
         async def write(transaction: StoreTransaction) -> ResourcesUpdate:
             collections = transaction.collections
             latest = await self._latest_resources(collections)
@@ -449,7 +552,18 @@ class CollectionStore(CollectionReads):
             await collections.resources.upsert([written])
             return written
 
-        return await self._write(name, ("resources",), write)
+        async def recall(resources_id: str) -> ResourcesUpdate:
+            written = await self.get_resources_by_id(resources_id)
+            if written is None:
+                raise RecordNotFoundError("the resources that this key's call wrote are gone")
+            return written
+
+        return await self._keys.once(
+            key,
+            lambda: self._write(name, ("resources",), write),
+            lambda written: written.resources_id,
+            recall,
+        )
 
     # Workers
 

@@ -20,6 +20,7 @@ from lightning_sql.records import (
     AttemptedRollout,
     AttemptStatus,
     EnqueueRolloutRequest,
+    IdempotencyKey,
     NamedResources,
     PaginatedResult,
     ResourcesUpdate,
@@ -102,6 +103,10 @@ class LightningStore(ABC):
     `DatabaseUnavailableError`; other errors are named where they belong. Reads of unknown ids give
     None or an empty page. Paging everywhere: `limit` -1 is unlimited, else at least 1, `offset` at
     least 0, or `InvalidRequestError`; so is a `sort_by` that is no sortable field.
+
+    A call that is given an `idempotency_key` takes place once, however often it is made: a repeat is
+    answered with the records of the first as they are now, and `IdempotencyKeyReusedError` says that the
+    key belongs to another call. Keys are kept for a day.
     """
 
     async def __aenter__(self) -> Self:
@@ -156,6 +161,8 @@ class LightningStore(ABC):
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
         worker_id: str | None = None,
+        *,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> AttemptedRollout:
         """Create a rollout that is worked on at once: `preparing`, with attempt 1, never queued.
 
@@ -170,20 +177,26 @@ class LightningStore(ABC):
         resources_id: str | None = None,
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
+        *,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> Rollout:
         """Create a rollout and append it to the queue. Without `resources_id` it gets the latest resources."""
 
     @abstractmethod
-    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+    async def enqueue_many_rollouts(
+        self, rollouts: Sequence[EnqueueRolloutRequest], *, idempotency_key: IdempotencyKey | None = None
+    ) -> Sequence[Rollout]:
         """Create and queue rollouts, all or none, in order."""
 
     @abstractmethod
-    async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, idempotency_key: IdempotencyKey | None = None
+    ) -> AttemptedRollout | None:
         """Claim the rollout at the front of the queue with a new attempt, or None."""
 
     @abstractmethod
     async def dequeue_many_rollouts(
-        self, *, limit: int = 1, worker_id: str | None = None
+        self, *, limit: int = 1, worker_id: str | None = None, idempotency_key: IdempotencyKey | None = None
     ) -> Sequence[AttemptedRollout]:
         """Claim up to `limit` rollouts in queue order, each with a new attempt; nothing for a limit below 1.
 
@@ -192,7 +205,9 @@ class LightningStore(ABC):
         """
 
     @abstractmethod
-    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+    async def start_attempt(
+        self, rollout_id: str, worker_id: str | None = None, *, idempotency_key: IdempotencyKey | None = None
+    ) -> AttemptedRollout:
         """Begin another attempt of a rollout, whatever its status and `max_attempts`; it leaves the queue.
 
         Raises:
@@ -240,6 +255,8 @@ class LightningStore(ABC):
         status: RolloutStatus | Unset = UNSET,
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | None | Unset = UNSET,
+        *,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> Rollout:
         """Set fields of a rollout as they are given; the status may go from any value to any.
 
@@ -303,11 +320,20 @@ class LightningStore(ABC):
         """
 
     @abstractmethod
-    async def import_spans(self, spans: Sequence[Span], *, unnumbered: AbstractSet[int] = frozenset()) -> SpanReceipt:
+    async def import_spans(
+        self,
+        spans: Sequence[Span],
+        *,
+        unnumbered: AbstractSet[int] = frozenset(),
+        idempotency_key: IdempotencyKey | None = None,
+    ) -> SpanReceipt:
         """Store the spans whose attempt exists and report the others, in one transaction.
 
         The spans whose index is in `unnumbered` have no sequence number of their own: the new ones
         among them get the next numbers of their rollout, in order.
+
+        Raises:
+            InvalidRequestError: `unnumbered` together with a key: a repeat would not know the numbers.
         """
 
     async def add_otel_span(
@@ -366,11 +392,15 @@ class LightningStore(ABC):
         """A page of resources, by default in order of creation."""
 
     @abstractmethod
-    async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
+    async def add_resources(
+        self, resources: NamedResources, *, idempotency_key: IdempotencyKey | None = None
+    ) -> ResourcesUpdate:
         """Store resources under a new id, as version 1; they become the latest."""
 
     @abstractmethod
-    async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+    async def update_resources(
+        self, resources_id: str, resources: NamedResources, *, idempotency_key: IdempotencyKey | None = None
+    ) -> ResourcesUpdate:
         """Replace the resources of an id and count its version up, or create it; they become the latest."""
 
     @abstractmethod

@@ -18,7 +18,7 @@ from lightning_sql.database.dialects.hot import (
     SpanOutcome,
     WorkerBeat,
 )
-from lightning_sql.records import RolloutStatus
+from lightning_sql.records import IdempotencyKey, RolloutStatus
 from lightning_sql.store.interface import FilterLogic, SortOrder
 
 __all__ = ["RolloutQuery", "RowPage", "RowStore", "SpanQuery"]
@@ -80,16 +80,24 @@ class RowStore(ABC):
     """Operations as of `LightningStore`, with the same errors. Nothing is validated but that identifiers exist."""
 
     @abstractmethod
-    async def enqueue_rows(self, drafts: Sequence[RolloutDraft]) -> Sequence[Row]:
+    async def enqueue_rows(
+        self, drafts: Sequence[RolloutDraft], idempotency_key: IdempotencyKey | None = None
+    ) -> Sequence[Row]:
         """Queue rollouts, all or none; their rows."""
 
     @abstractmethod
-    async def claim_rows(self, limit: int, worker_id: str | None) -> Sequence[Row]:
+    async def claim_rows(
+        self, limit: int, worker_id: str | None, idempotency_key: IdempotencyKey | None = None
+    ) -> Sequence[Row]:
         """Claim rollouts; the row of each continues with that of its attempt."""
 
     @abstractmethod
-    async def add_span_rows(self, spans: Sequence[SpanDraft], *, strict: bool) -> Sequence[SpanOutcome]:
+    async def add_span_rows(
+        self, spans: Sequence[SpanDraft], *, strict: bool, idempotency_key: IdempotencyKey | None = None, part: int = 0
+    ) -> Sequence[SpanOutcome]:
         """Store spans; what became of each, in order.
+
+        A key goes with spans that are not `strict`; a call that stores them piece by piece numbers the pieces.
 
         Raises:
             RecordNotFoundError: `strict`, and some rollout or attempt does not exist; nothing was stored.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Executable
+from sqlalchemy import Connection, Executable, select
 
 from lightning_sql.database.dialects.base import CommitUnknownError
 from lightning_sql.database.dialects.hot import (
@@ -15,6 +16,7 @@ from lightning_sql.database.dialects.hot import (
     AttemptChanged,
     Claim,
     Enqueued,
+    KeyNote,
     RolloutDraft,
     Row,
     SpanBatch,
@@ -23,14 +25,16 @@ from lightning_sql.database.dialects.hot import (
     WorkerBeat,
 )
 from lightning_sql.database.engine import Database
-from lightning_sql.database.native import ROLLOUT_COLUMNS
+from lightning_sql.database.native import ATTEMPT_COLUMNS, ATTEMPTS, ROLLOUT_COLUMNS, raw_columns
+from lightning_sql.database.payload import decode_text
 from lightning_sql.database.reading import Reading
+from lightning_sql.database.schema import PARTITION
 from lightning_sql.errors import DuplicatedPrimaryKeyError
 from lightning_sql.store.batching import Joiner
 from lightning_sql.store.rows import queued_row, span_size
 from lightning_sql.store.sql_writes import NativeTransaction
 
-__all__ = ["Lanes", "each_once"]
+__all__ = ["Lanes", "RolloutBatch", "each_once"]
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -48,6 +52,14 @@ _FEW_ROLLOUTS: Final = 15
 """Likewise for rollouts that are enqueued, of which one costs its caller more than the database."""
 
 
+class RolloutBatch(NamedTuple):
+    """The rollouts of one call."""
+
+    drafts: Sequence[RolloutDraft]
+    note: KeyNote | None
+    """Written down with their ids."""
+
+
 class Lanes:
     """What belongs to one event loop.
 
@@ -60,11 +72,11 @@ class Lanes:
 
     def __init__(self, database: Database, partition: str, clock: Callable[[], float] | None, *, join: bool) -> None:
         self._database = database
-        self._partition = partition
+        self.partition = partition
         self._clock = clock
         self._join = join
         self.hot = database.hot_path(partition, join=join)
-        self.enqueue: Joiner[Sequence[RolloutDraft], Sequence[Row]] = self._joiner(
+        self.enqueue: Joiner[RolloutBatch, Sequence[Row]] = self._joiner(
             "enqueue",
             self._enqueue,
             weigh=_weigh_rollouts,
@@ -133,6 +145,25 @@ class Lanes:
         """As `HotPath.rollouts`."""
         return await self._database.retried(lambda: self.hot.rollouts(rollout_ids, finished), repeatable=True)
 
+    async def attempts_of(self, pairs: Sequence[tuple[str, str]]) -> list[Row]:
+        """Rows of rollouts with a certain attempt, by the stored ids of both; those that there are, in order."""
+        found: dict[str, Row] = {row[0]: row for row in await self.rollouts([rollout_id for rollout_id, _ in pairs])}
+        rows: list[Row] = []
+        for rollout_id, attempt_id in pairs:
+            row = found.get(rollout_id)
+            if row is not None and row[_WIDTH + 1] != attempt_id:  # there were others after it
+                attempt = await self.fetch(
+                    select(*raw_columns(ATTEMPTS, ATTEMPT_COLUMNS)).where(
+                        ATTEMPTS.c[PARTITION] == self.partition,
+                        ATTEMPTS.c.rollout_id == decode_text(rollout_id),
+                        ATTEMPTS.c.attempt_id == decode_text(attempt_id),
+                    )
+                )
+                row = (*row[:_WIDTH], *attempt[0]) if attempt else None
+            if row is not None:
+                rows.append(row)
+        return rows
+
     async def new_spans(self, spans: Sequence[tuple[str, str, str]]) -> list[bool]:
         """As `HotPath.new_spans`."""
         return await self._database.retried(lambda: self.hot.new_spans(spans), repeatable=True)
@@ -146,9 +177,7 @@ class Lanes:
 
         def run(connection: Connection) -> R:
             with self._database.translated():
-                return work(
-                    NativeTransaction(connection, self.hot, self._database.dialect, self._partition, self.now())
-                )
+                return work(NativeTransaction(connection, self.hot, self._database.dialect, self.partition, self.now()))
 
         async def attempt() -> R:
             with self._database.translated():
@@ -158,21 +187,23 @@ class Lanes:
 
     # What joins
 
-    async def _enqueue(self, calls: list[Sequence[RolloutDraft]]) -> list[Sequence[Row] | Exception]:
-        rows = iter(await self._enqueued([draft for call in calls for draft in call]))
-        return [[next(rows) for _ in call] for call in calls]
+    async def _enqueue(self, batches: list[RolloutBatch]) -> list[Sequence[Row] | Exception]:
+        rows = iter(await self._enqueued(batches))
+        return [[next(rows) for _ in batch.drafts] for batch in batches]
 
-    async def _enqueued(self, drafts: Sequence[RolloutDraft]) -> Sequence[Row]:
+    async def _enqueued(self, batches: Sequence[RolloutBatch]) -> Sequence[Row]:
         """Queue rollouts, once, also when the connection breaks and nobody says whether it took place.
 
         Their ids were made before, so that it can be done again: where the first time was one, it is a duplicate.
         """
+        drafts = [draft for batch in batches for draft in batch.drafts]
+        notes = [(batch.note, _ids_text(batch.drafts)) for batch in batches if batch.note is not None]
         unknown = False
 
         async def enqueue() -> Enqueued:
             nonlocal unknown
             try:
-                return await self.hot.enqueue(drafts, self.now())
+                return await self.hot.enqueue(drafts, self.now(), notes)
             except CommitUnknownError:
                 unknown = True
                 raise
@@ -184,6 +215,8 @@ class Lanes:
                 raise
             ids = [draft.rollout_id for draft in drafts]
             rows = {row[0]: row[:_WIDTH] for row in await self.rollouts(ids)}
+            if len(rows) < len(drafts):  # somebody else's key it was
+                raise
             return [rows[rollout_id] for rollout_id in ids]
         return [queued_row(draft, added.now, added.resources_id) for draft in drafts]
 
@@ -288,9 +321,13 @@ def _size(*texts: str | None) -> int:
     return 1 + size // _PAGE_BYTES
 
 
-def _weigh_rollouts(drafts: Sequence[RolloutDraft]) -> int:
+def _ids_text(drafts: Sequence[RolloutDraft]) -> str:
+    return json.dumps([draft.rollout_id for draft in drafts])
+
+
+def _weigh_rollouts(batch: RolloutBatch) -> int:
     weight = 0
-    for draft in drafts:
+    for draft in batch.drafts:
         weight += _size(draft.input, draft.metadata)
     return weight
 

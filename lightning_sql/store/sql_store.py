@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
-from typing import Any, Final, cast, get_args
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar, cast, get_args
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, TypeAdapter
@@ -19,11 +17,9 @@ from lightning_sql import lifecycle
 from lightning_sql.database.dialects.hot import (
     AttemptChange,
     Claim,
+    KeyNote,
     RolloutDraft,
     Row,
-    SpanBatch,
-    SpanDraft,
-    SpanOutcome,
     WorkerBeat,
 )
 from lightning_sql.database.engine import Database
@@ -39,6 +35,7 @@ from lightning_sql.records import (
     AttemptedRollout,
     AttemptStatus,
     EnqueueRolloutRequest,
+    IdempotencyKey,
     Identifier,
     NamedResources,
     ResourcesUpdate,
@@ -47,27 +44,26 @@ from lightning_sql.records import (
     RolloutMode,
     RolloutStatus,
     Seconds,
-    Span,
     Unset,
     Worker,
     given,
     is_plain_identifier,
 )
-from lightning_sql.store.interface import SpanReceipt, StoreCapabilities, refuse_null
+from lightning_sql.store.idempotency import forget_old_keys, note_of, once
+from lightning_sql.store.interface import StoreCapabilities, refuse_null
 from lightning_sql.store.rows import (
     attempt_of,
     attempted_of,
     plain_request,
     rollout_draft,
     rollout_of,
-    span_draft,
     stored_payload,
     stored_text,
     worker_of,
 )
-from lightning_sql.store.sql_lanes import Lanes, each_once
+from lightning_sql.store.sql_lanes import Lanes, RolloutBatch
 from lightning_sql.store.sql_loop import OfLoop
-from lightning_sql.store.sql_reads import SqlReads
+from lightning_sql.store.sql_spans import SqlSpans
 from lightning_sql.store.sql_writes import NativeTransaction
 from lightning_sql.store.transaction import LATEST
 from lightning_sql.store.waiting import FinishWatcher
@@ -76,8 +72,12 @@ __all__ = ["SqlStore"]
 
 logger: Final = logging.getLogger(__name__)
 
+R = TypeVar("R")
+
 POLL_SECONDS: Final = 0.1
 """How often the database is asked whether another process finished a rollout that somebody here waits for."""
+FORGET_SECONDS: Final = 60.0
+"""How often idempotency keys that are old enough are removed."""
 CLAIM_AT_ONCE: Final = 1000
 """A claim of more rollouts than this first asks how many there are."""
 MOST_QUEUED: Final = 2**62
@@ -95,7 +95,7 @@ class _AttemptFields(BaseModel):
     metadata: dict[str, Any] | None = None
 
 
-class SqlStore(SqlReads):
+class SqlStore(SqlSpans):
     """The store on its own tables in a database.
 
     Args:
@@ -121,6 +121,7 @@ class SqlStore(SqlReads):
         self._clock = clock
         self._join = join
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, OfLoop] = WeakKeyDictionary()
+        self._forgot = time.monotonic()
         self._latest: tuple[asyncio.AbstractEventLoop, OfLoop] | None = None
 
     def __repr__(self) -> str:
@@ -186,6 +187,9 @@ class SqlStore(SqlReads):
     async def maintain(self) -> None:
         for name in await self._lanes.refresh_statistics():
             logger.debug("the database looked at %s, which has grown", name)
+        if time.monotonic() - self._forgot >= FORGET_SECONDS:
+            self._forgot = time.monotonic()
+            await forget_old_keys(self._lanes)
 
     # Watchdog
 
@@ -221,17 +225,34 @@ class SqlStore(SqlReads):
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
         worker_id: str | None = None,
+        *,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> AttemptedRollout:
         await self._pass_gate()
         request = EnqueueRolloutRequest(
             input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
         )
-        return await self._lanes.write(lambda transaction: transaction.start_rollout(request, worker_id))
+        note = note_of(idempotency_key)
+        return await self._once(
+            note, lambda transaction: transaction.start_rollout(request, worker_id, note), self._recalled_attempt
+        )
 
     @override
-    async def enqueue_rows(self, drafts: Sequence[RolloutDraft]) -> Sequence[Row]:
-        here = await self._through_gate()
-        return await here.lanes.enqueue(drafts) if drafts else []
+    async def enqueue_rows(
+        self, drafts: Sequence[RolloutDraft], idempotency_key: IdempotencyKey | None = None
+    ) -> Sequence[Row]:
+        lanes = (await self._through_gate()).lanes
+        if not drafts:
+            return []
+        if idempotency_key is None:
+            return await lanes.enqueue(RolloutBatch(drafts, None))
+        note = note_of(idempotency_key)
+
+        async def recall(ids: list[str]) -> Sequence[Row]:
+            found = {row[0]: row[:_WIDTH] for row in await lanes.rollouts(ids)}
+            return [found[rollout_id] for rollout_id in ids if rollout_id in found]
+
+        return await once(lanes, note, lambda: lanes.enqueue(RolloutBatch(drafts, note)), recall)
 
     @override
     async def enqueue_rollout(
@@ -241,25 +262,37 @@ class SqlStore(SqlReads):
         resources_id: str | None = None,
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
+        *,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> Rollout:
         request = plain_request(input, mode, resources_id, config, metadata)
-        [row] = await self.enqueue_rows([rollout_draft(request)])
+        [row] = await self.enqueue_rows([rollout_draft(request)], idempotency_key)
         return rollout_of(row)
 
     @override
-    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
-        rows = await self.enqueue_rows([rollout_draft(request) for request in rollouts])
+    async def enqueue_many_rollouts(
+        self, rollouts: Sequence[EnqueueRolloutRequest], *, idempotency_key: IdempotencyKey | None = None
+    ) -> Sequence[Rollout]:
+        rows = await self.enqueue_rows([rollout_draft(request) for request in rollouts], idempotency_key)
         return [rollout_of(row) for row in rows]
 
     @override
-    async def claim_rows(self, limit: int, worker_id: str | None) -> Sequence[Row]:
-        here = await self._through_gate()
+    async def claim_rows(
+        self, limit: int, worker_id: str | None, idempotency_key: IdempotencyKey | None = None
+    ) -> Sequence[Row]:
+        lanes = (await self._through_gate()).lanes
         if limit > CLAIM_AT_ONCE:
             limit = await self._queued(min(limit, MOST_QUEUED))
-        if limit <= 0 and not worker_id:
+        if idempotency_key is not None:
+            limit = max(limit, 1)  # it may have found something when it was made first
+        elif limit <= 0 and not worker_id:
             return []
         attempt_ids = [new_attempt_id() for _ in range(limit)]
-        return await here.lanes.claim(Claim(stored_text(worker_id), attempt_ids))
+        if idempotency_key is None:
+            return await lanes.claim(Claim(stored_text(worker_id), attempt_ids))
+        note = note_of(idempotency_key)
+        claim = Claim(stored_text(worker_id), attempt_ids, note)
+        return await once(lanes, note, lambda: lanes.claim(claim), lanes.attempts_of)
 
     async def _queued(self, most: int) -> int:
         """How many rollouts are in the queue, counted up to `most`."""
@@ -273,26 +306,33 @@ class SqlStore(SqlReads):
         return count
 
     @override
-    async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:
-        claimed = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id)
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, idempotency_key: IdempotencyKey | None = None
+    ) -> AttemptedRollout | None:
+        claimed = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, idempotency_key=idempotency_key)
         return claimed[0] if claimed else None
 
     @override
     async def dequeue_many_rollouts(
-        self, *, limit: int = 1, worker_id: str | None = None
+        self, *, limit: int = 1, worker_id: str | None = None, idempotency_key: IdempotencyKey | None = None
     ) -> Sequence[AttemptedRollout]:
         if limit <= 0:
             await self._pass_gate()
             return []
         if worker_id is not None and not is_plain_identifier(worker_id):
             _IDENTIFIER.validate_python(worker_id)
-        rows = await self.claim_rows(limit, worker_id)
+        rows = await self.claim_rows(limit, worker_id, idempotency_key)
         return [attempted_of(row, attempt_of(row[_WIDTH:])) for row in rows]
 
     @override
-    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+    async def start_attempt(
+        self, rollout_id: str, worker_id: str | None = None, *, idempotency_key: IdempotencyKey | None = None
+    ) -> AttemptedRollout:
         await self._pass_gate()
-        return await self._lanes.write(lambda transaction: transaction.start_attempt(rollout_id, worker_id))
+        note = note_of(idempotency_key)
+        return await self._once(
+            note, lambda transaction: transaction.start_attempt(rollout_id, worker_id, note), self._recalled_attempt
+        )
 
     @override
     async def update_rollout(
@@ -304,6 +344,8 @@ class SqlStore(SqlReads):
         status: RolloutStatus | Unset = UNSET,
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | None | Unset = UNSET,
+        *,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> Rollout:
         changes = given(
             {
@@ -317,11 +359,32 @@ class SqlStore(SqlReads):
         )
         refuse_null(changes, ("status", "config"))
         await self._pass_gate()
-        here = self._here
-        rollout = await here.lanes.write(lambda transaction: transaction.update_rollout(rollout_id, changes))
+        note = note_of(idempotency_key)
+
+        async def recall(ids: list[str]) -> Rollout:
+            [row] = await self._lanes.rollouts(ids)
+            return rollout_of(row)
+
+        rollout = await self._once(
+            note, lambda transaction: transaction.update_rollout(rollout_id, changes, note), recall
+        )
         if "status" in changes and lifecycle.is_finished(rollout.status):
-            here.watcher.announce([rollout_id])
+            self._watcher.announce([rollout_id])
         return rollout
+
+    async def _once(
+        self,
+        note: KeyNote | None,
+        work: Callable[[NativeTransaction], R],
+        recall: Callable[[list[Any]], Awaitable[R]],
+    ) -> R:
+        """Run a transaction that writes down its note, or answer from the note of an earlier one."""
+        lanes = self._lanes
+        return await once(lanes, note, lambda: lanes.write(work), recall)
+
+    async def _recalled_attempt(self, pairs: list[tuple[str, str]]) -> AttemptedRollout:
+        [row] = await self._lanes.attempts_of(pairs)
+        return attempted_of(row, attempt_of(row[_WIDTH:]))
 
     # Attempts
 
@@ -371,99 +434,24 @@ class SqlStore(SqlReads):
         )
         return attempt_of(await self.update_attempt_row(change))
 
-    # Spans
-
-    @override
-    async def add_span_rows(self, spans: Sequence[SpanDraft], *, strict: bool) -> Sequence[SpanOutcome]:
-        if not spans:
-            return []
-        batch, spread = each_once(spans)
-        outcomes = await self._lanes.spans(SpanBatch(batch, strict))
-        if strict and SpanOutcome.UNKNOWN in outcomes:
-            lost = batch[outcomes.index(SpanOutcome.UNKNOWN)]
-            raise RecordNotFoundError(
-                f"there is no attempt {decode_text(lost.attempt_id)!r:.200} "
-                f"of a rollout {decode_text(lost.rollout_id)!r:.200}"
-            )
-        return spread(outcomes)
-
-    @override
-    async def add_span(self, span: Span) -> Span | None:
-        stored = await self.add_many_spans([span])
-        return stored[0] if stored else None
-
-    @override
-    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
-        outcomes = await self.add_span_rows([span_draft(span) for span in spans], strict=True)
-        return [span for span, outcome in zip(spans, outcomes, strict=True) if outcome is SpanOutcome.STORED]
-
-    @override
-    async def import_spans(self, spans: Sequence[Span], *, unnumbered: AbstractSet[int] = frozenset()) -> SpanReceipt:
-        numbered = await self._numbered(spans, unnumbered)
-        outcomes = await self.add_span_rows([span_draft(span) for span in numbered], strict=False)
-        pairs = list(zip(numbered, outcomes, strict=True))
-        return SpanReceipt(
-            [span for span, outcome in pairs if outcome is SpanOutcome.STORED],
-            sum(outcome is SpanOutcome.DUPLICATE for outcome in outcomes),
-            [span for span, outcome in pairs if outcome is SpanOutcome.UNKNOWN],
-        )
-
-    async def _numbered(self, spans: Sequence[Span], unnumbered: AbstractSet[int]) -> list[Span]:
-        """The spans, those without a number that can be stored as new with the next ones of their rollout.
-
-        Numbers are issued before the spans are stored, so a span that turns out to be stored by somebody
-        else leaves a gap, which is allowed.
-        """
-        answer = list(spans)
-        first: dict[tuple[str, str, str], int] = {}
-        for index, span in enumerate(spans):
-            key = (encode_text(span.rollout_id), encode_text(span.attempt_id), encode_text(span.span_id))
-            first.setdefault(key, index)
-        wanted = {key: index for key, index in first.items() if index in unnumbered}
-        if not wanted:
-            return answer
-        fresh = await self._lanes.new_spans(list(wanted))
-        places = [index for index, new in zip(wanted.values(), fresh, strict=True) if new]
-        pairs = [(spans[index].rollout_id, spans[index].attempt_id) for index in places]
-        for index, number in zip(places, await self.get_many_span_sequence_ids(pairs), strict=True):
-            answer[index] = spans[index].model_copy(update={"sequence_id": number})
-        return answer
-
-    @override
-    async def next_number(self, rollout_id: str) -> int:
-        key = encode_text(rollout_id)
-        return (await self._lanes.numbers({key: 1}))[key]
-
-    @override
-    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        return await self.next_number(rollout_id)
-
-    @override
-    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
-        if not rollout_attempt_ids:
-            return []
-        keys = [encode_text(rollout_id) for rollout_id, _ in rollout_attempt_ids]
-        counts = Counter(keys)
-        last = await self._lanes.numbers(counts)
-        following = {key: last[key] - count for key, count in counts.items()}
-        numbers: list[int] = []
-        for key in keys:
-            following[key] += 1
-            numbers.append(following[key])
-        return numbers
-
     # Resources and workers
 
     @override
-    async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
-        return await self._write_resources(None, resources)
+    async def add_resources(
+        self, resources: NamedResources, *, idempotency_key: IdempotencyKey | None = None
+    ) -> ResourcesUpdate:
+        return await self._write_resources(None, resources, idempotency_key)
 
     @override
-    async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+    async def update_resources(
+        self, resources_id: str, resources: NamedResources, *, idempotency_key: IdempotencyKey | None = None
+    ) -> ResourcesUpdate:
         await self._pass_gate()
-        return await self._write_resources(resources_id, resources)
+        return await self._write_resources(resources_id, resources, idempotency_key)
 
-    async def _write_resources(self, resources_id: str | None, resources: NamedResources) -> ResourcesUpdate:
+    async def _write_resources(
+        self, resources_id: str | None, resources: NamedResources, key: IdempotencyKey | None
+    ) -> ResourcesUpdate:
         # Checked, and copied: the record that is answered shares nothing with the caller's.
         draft = ResourcesUpdate(
             resources_id="-" if resources_id is None else resources_id,
@@ -472,8 +460,18 @@ class SqlStore(SqlReads):
             version=1,
             resources=resources,
         )
-        return await self._lanes.write(
-            lambda transaction: transaction.write_resources(resources_id, copied(draft).resources)
+        note = note_of(key)
+
+        async def recall(ids: list[str]) -> ResourcesUpdate:
+            written = await self.get_resources_by_id(decode_text(ids[0]))
+            if written is None:
+                raise RecordNotFoundError("the resources that this key's call wrote are gone")
+            return written
+
+        return await self._once(
+            note,
+            lambda transaction: transaction.write_resources(resources_id, copied(draft).resources, note),
+            recall,
         )
 
     @override

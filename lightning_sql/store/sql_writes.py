@@ -6,20 +6,22 @@ dialects. Rows are locked in the order rollout, attempt, worker.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from sqlalchemy import Connection, Executable, Table, insert, select, update
+from sqlalchemy import Connection, Executable, Table, delete, insert, select, update
 
 from lightning_sql import lifecycle
 from lightning_sql.database.dialects.base import Dialect
-from lightning_sql.database.dialects.hot import HotPath, Row
+from lightning_sql.database.dialects.hot import HotPath, KeyNote, Row
 from lightning_sql.database.engine import lock_key
 from lightning_sql.database.native import (
     ATTEMPT_COLUMNS,
     ATTEMPTS,
+    IDEMPOTENCY_KEYS,
     RESOURCES,
     RESOURCES_COLUMNS,
     ROLLOUT_COLUMNS,
@@ -27,6 +29,7 @@ from lightning_sql.database.native import (
     WORKERS,
     raw_columns,
 )
+from lightning_sql.database.payload import decode_text, encode_text
 from lightning_sql.database.schema import PARTITION, SEQ
 from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.identifiers import new_resources_id
@@ -85,7 +88,9 @@ class NativeTransaction:
 
     # Rollouts and attempts
 
-    def start_rollout(self, request: EnqueueRolloutRequest, worker_id: str | None) -> AttemptedRollout:
+    def start_rollout(
+        self, request: EnqueueRolloutRequest, worker_id: str | None, note: KeyNote | None = None
+    ) -> AttemptedRollout:
         """Create a rollout with its first attempt."""
         latest = None if request.resources_id is not None else self._latest_resources()
         latest_id = None if latest is None else latest.resources_id
@@ -104,9 +109,10 @@ class NativeTransaction:
         )
         self._insert_attempt(attempt)
         self._sync_worker(attempt)
+        self._write_note(note, [_pair(attempt)])
         return attempted(rollout, attempt)
 
-    def start_attempt(self, rollout_id: str, worker_id: str | None) -> AttemptedRollout:
+    def start_attempt(self, rollout_id: str, worker_id: str | None, note: KeyNote | None = None) -> AttemptedRollout:
         """Begin another attempt."""
         before, count = self._rollout(rollout_id)
         rollout = lifecycle.rollout_with_status(before, "preparing", self.now)
@@ -117,11 +123,13 @@ class NativeTransaction:
         )
         self._insert_attempt(attempt)
         self._sync_worker(attempt)
+        self._write_note(note, [_pair(attempt)])
         return attempted(rollout, attempt)
 
-    def update_rollout(self, rollout_id: str, changes: Mapping[str, Any]) -> Rollout:
+    def update_rollout(self, rollout_id: str, changes: Mapping[str, Any], note: KeyNote | None = None) -> Rollout:
         """Set fields of a rollout."""
         before, _ = self._rollout(rollout_id)
+        self._write_note(note, [encode_text(rollout_id)])
         if not changes:
             return before
         # Validated as a whole: what a caller gives in Python is no safer than what comes over the wire.
@@ -248,10 +256,44 @@ class NativeTransaction:
         row = self._connection.execute(statement).one_or_none()
         return None if row is None else attempt_of(row)
 
+    # Idempotency keys
+
+    def _write_note(self, note: KeyNote | None, ids: Sequence[Any]) -> None:
+        """Write down what was done under a key, in the form in which ids are stored."""
+        if note is not None:
+            texts = {name: decode_text(getattr(note, name)) for name in ("key", "route", "fingerprint")}
+            self._insert(IDEMPOTENCY_KEYS, {**texts, "part": note.part, "ids": json.dumps(ids), "time": self.now})
+
+    def forget_keys(self, seconds: float, most: int) -> int:
+        """Remove up to `most` of the keys that are older than that; how many there were."""
+        keys = IDEMPOTENCY_KEYS.c
+        old = (
+            select(keys.key)
+            .where(keys[PARTITION] == self._partition, keys.time < self.now - seconds)
+            .order_by(keys.time)
+            .limit(most)
+            # Of several servers each takes others.
+            .with_for_update(skip_locked=True)
+        )
+        found = list(dict.fromkeys(self._connection.scalars(old)))
+        if found:
+            # All parts of a call go together: without the first one a repeat would do it again.
+            self._connection.execute(
+                delete(IDEMPOTENCY_KEYS).where(keys[PARTITION] == self._partition, keys.key.in_(found))
+            )
+        return len(found)
+
     # Resources
 
-    def write_resources(self, resources_id: str | None, resources: NamedResources) -> ResourcesUpdate:
+    def write_resources(
+        self, resources_id: str | None, resources: NamedResources, note: KeyNote | None = None
+    ) -> ResourcesUpdate:
         """Replace the resources of an id, or create them, under a new id for None."""
+        written = self._written_resources(resources_id, resources)
+        self._write_note(note, [encode_text(written.resources_id)])
+        return written
+
+    def _written_resources(self, resources_id: str | None, resources: NamedResources) -> ResourcesUpdate:
         # "Latest" is the order of writes, so writes must have one.
         lock = self._dialect.lock([lock_key(self._partition, "resources")])
         if lock is not None:
@@ -289,6 +331,10 @@ class NativeTransaction:
         )
         row: Row | None = self._connection.execute(statement).one_or_none()
         return None if row is None else resources_of(row)
+
+
+def _pair(attempt: Attempt) -> tuple[str, str]:
+    return encode_text(attempt.rollout_id), encode_text(attempt.attempt_id)
 
 
 def _columns_of(rollout: Rollout) -> dict[str, Any]:

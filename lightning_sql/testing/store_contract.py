@@ -9,6 +9,7 @@ what is demanded here.
 
 from lightning_sql.testing.contract.store_attempts import AttemptContract
 from lightning_sql.testing.contract.store_base import Advance
+from lightning_sql.testing.contract.store_keys import IdempotencyContract
 from lightning_sql.testing.contract.store_laws import (
     BatchContract,
     ConcurrencyContract,
@@ -26,6 +27,7 @@ __all__ = [
     "AttemptContract",
     "BatchContract",
     "ConcurrencyContract",
+    "IdempotencyContract",
     "PayloadContract",
     "QueueLawContract",
     "ResourcesContract",

@@ -93,6 +93,11 @@ class TestService(FakeTime, contract.ServiceContract):
     pass
 
 
+@everywhere_soon
+class TestIdempotency(FakeTime, contract.IdempotencyContract):
+    pass
+
+
 @over("memory", "sqlite", POSTGRES, *COLLECTIONS)
 class TestBatches(FakeTime, contract.BatchContract):
     pass

@@ -27,6 +27,7 @@ __all__ = [
     "Claim",
     "Enqueued",
     "HotPath",
+    "KeyNote",
     "RolloutDraft",
     "Row",
     "SpanBatch",
@@ -63,12 +64,23 @@ class Enqueued(NamedTuple):
     """The latest resources, which those rollouts got that named none."""
 
 
+class KeyNote(NamedTuple):
+    """A call's idempotency key, as a row is to have it."""
+
+    key: str
+    route: str
+    fingerprint: str
+    part: int = 0
+
+
 class Claim(NamedTuple):
     """A caller that wants rollouts."""
 
     worker_id: str | None
     attempt_ids: Sequence[str]
     """An id for each rollout that may be claimed, so as many are claimed at most."""
+    note: KeyNote | None = None
+    """Written down with the rollouts and attempts, if there are any."""
 
 
 class SpanDraft(NamedTuple):
@@ -99,6 +111,8 @@ class SpanBatch(NamedTuple):
     spans: Sequence[SpanDraft]
     strict: bool
     """Whether none is stored when one of them belongs to no attempt."""
+    note: KeyNote | None = None
+    """Written down with the outcomes, a digit each; only of a batch that is not strict."""
 
 
 class SpanOutcome(IntEnum):
@@ -141,14 +155,19 @@ class HotPath(ABC):
 
     Errors of the driver pass as they are, for `Database.translated`; `CommitUnknownError` where the
     connection broke while a write was under way. Nothing is tried again here.
+
+    A note is one row in the same transaction. Where its key and part are there already, that is a
+    duplicate, and nothing is done.
     """
 
     in_order: ClassVar[bool]
     """Whether of two writes the one that was sent first is done first."""
 
     @abstractmethod
-    async def enqueue(self, drafts: Sequence[RolloutDraft], now: float | None) -> Enqueued:
-        """Create rollouts at the end of the queue, in order."""
+    async def enqueue(
+        self, drafts: Sequence[RolloutDraft], now: float | None, notes: Sequence[tuple[KeyNote, str]] = ()
+    ) -> Enqueued:
+        """Create rollouts at the end of the queue, in order; each note comes with what it is to say."""
 
     @abstractmethod
     async def claim(self, claims: Sequence[Claim], now: float | None) -> tuple[float, list[list[Row]]]:

@@ -24,6 +24,7 @@ from lightning_sql.database.dialects.hot import (
     Claim,
     Enqueued,
     HotPath,
+    KeyNote,
     RolloutDraft,
     Row,
     SpanBatch,
@@ -192,6 +193,12 @@ class _Connections:
             await self._discard(self._idle.pop())
 
 
+def _note_values(notes: Sequence[KeyNote]) -> dict[str, Any]:
+    """The values of `statements`' notes."""
+    keys, routes, fingerprints, parts = zip(*notes, strict=True)
+    return {"note_keys": keys, "note_parts": parts, "note_routes": routes, "note_prints": fingerprints}
+
+
 def _is_undone(error: BaseException) -> bool:
     """Whether it is known that a statement did not take place whose connection broke.
 
@@ -251,10 +258,16 @@ class PostgreSQLHotPath(HotPath):
     # Hot operations
 
     @override
-    async def enqueue(self, drafts: Sequence[RolloutDraft], now: float | None) -> Enqueued:
+    async def enqueue(
+        self, drafts: Sequence[RolloutDraft], now: float | None, notes: Sequence[tuple[KeyNote, str]] = ()
+    ) -> Enqueued:
         columns = zip(*drafts, strict=True)
-        values = dict(zip(RolloutDraft._fields, columns, strict=True))
-        [row] = await self._run(statements.ENQUEUE.of(len(drafts)), values | {"partition": self._partition, "now": now})
+        values = dict(zip(RolloutDraft._fields, columns, strict=True)) | {"partition": self._partition, "now": now}
+        operation = statements.ENQUEUE
+        if notes:
+            operation = statements.ENQUEUE_NOTED
+            values |= _note_values([note for note, _ in notes]) | {"note_ids": [ids for _, ids in notes]}
+        [row] = await self._run(operation.of(len(drafts)), values)
         return Enqueued(row[0], row[1])
 
     @override
@@ -286,17 +299,21 @@ class PostgreSQLHotPath(HotPath):
         attempt_ids: list[str | None] = []
         slot_workers: list[str | None] = []
         workers: list[tuple[str, int, int]] = []
+        notes: list[tuple[KeyNote, int, int]] = []
         for claim in claims:
             first = len(attempt_ids) + 1
             attempt_ids += claim.attempt_ids
             slot_workers += [claim.worker_id] * len(claim.attempt_ids)
             if claim.worker_id:
                 workers.append((claim.worker_id, first, len(attempt_ids)))
+            if claim.note is not None:
+                notes.append((claim.note, first, len(attempt_ids)))
         workers.sort()
         most = len(attempt_ids)
         # Of several claims one may want a worker noted, and no rollout.
-        statement = statements.CLAIM.of(most) if len(claims) == 1 else statements.CLAIM.some
-        if statement is statements.CLAIM.some:
+        operation = statements.CLAIM_NOTED if notes else statements.CLAIM
+        statement = operation.of(most) if len(claims) == 1 else operation.some
+        if statement is operation.some:
             # A slot that nobody gets: a list of one empty text could not be given.
             attempt_ids.append(None)
             slot_workers.append(None)
@@ -313,6 +330,10 @@ class PostgreSQLHotPath(HotPath):
             "first_slots": first_slots,
             "last_slots": last_slots,
         }
+        if notes:
+            noted, note_first_slots, note_last_slots = zip(*notes, strict=True)
+            slots = {"note_first_slots": note_first_slots, "note_last_slots": note_last_slots}
+            values |= _note_values(noted) | slots
         rows = await self._run(statement, values)
         if not rows:
             return 0.0, [[] for _ in claims]
@@ -350,10 +371,18 @@ class PostgreSQLHotPath(HotPath):
             "batch": batch_of,
             "count": len(spans),
         }
-        strictly = any(number is not None for number in batch_of)
-        missing = await self._run(
-            statements.ADD_SPANS_STRICTLY if strictly else statements.ADD_SPANS.of(len(spans)), values
-        )
+        notes = [batch.note for batch in batches if batch.note is not None]
+        if notes:
+            statement = statements.ADD_SPANS_NOTED
+            places = iter(range(1, len(notes) + 1))
+            place_of = [None if batch.note is None else next(places) for batch in batches]
+            note_of = [place for batch, place in zip(batches, place_of, strict=True) for _ in batch.spans]
+            values |= _note_values(notes) | {"place": list(range(1, len(notes) + 1)), "note": note_of}
+        elif any(number is not None for number in batch_of):
+            statement = statements.ADD_SPANS_STRICTLY
+        else:
+            statement = statements.ADD_SPANS.of(len(spans))
+        missing = await self._run(statement, values)
         outcomes = [SpanOutcome.STORED] * len(spans)
         for place, unknown in missing:
             outcomes[place - 1] = SpanOutcome.UNKNOWN if unknown else SpanOutcome.DUPLICATE

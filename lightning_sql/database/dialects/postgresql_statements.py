@@ -19,7 +19,7 @@ from typing import Any, Final
 from sqlalchemy import Table
 
 from lightning_sql import lifecycle
-from lightning_sql.database.dialects.hot import SpanDraft
+from lightning_sql.database.dialects.hot import SpanDraft, SpanOutcome
 from lightning_sql.database.dialects.hot_statement import Given, HotOperation
 from lightning_sql.database.native import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, WORKER_COLUMNS
 from lightning_sql.database.native import ATTEMPTS as ATTEMPTS_TABLE
@@ -30,10 +30,13 @@ from lightning_sql.records import ATTEMPT_ACTIVE, ROLLOUT_ACTIVE, ROLLOUT_FINISH
 
 __all__ = [
     "ADD_SPANS",
+    "ADD_SPANS_NOTED",
     "ADD_SPANS_STRICTLY",
     "BEAT_WORKERS",
     "CLAIM",
+    "CLAIM_NOTED",
     "ENQUEUE",
+    "ENQUEUE_NOTED",
     "FINISHED_ROLLOUTS",
     "ISSUE_NUMBERS",
     "NEW_SPANS",
@@ -98,7 +101,28 @@ _DRAFT_KINDS: Final = {
 }
 
 
-def _enqueue(given: Given) -> str:
+_NOTE_KINDS: Final = {"note_keys": "text", "note_parts": "bigint", "note_routes": "text", "note_prints": "text"}
+
+
+def _noted(given: Given, kinds: Mapping[str, str], ids: str, source: str = "", written: str = "") -> str:
+    """A part that writes down notes `n` with their `ids`, in the order of their keys: all statements lock alike.
+
+    `kinds` are the columns of a note beyond the usual ones; `source` is what it is joined with, and `written`
+    says of which.
+    """
+    columns = ("key", "part", "route", "fingerprint", *kinds)
+    return f""",
+noted AS (
+    INSERT INTO idempotency_keys (partition_id, key, part, route, fingerprint, ids, time)
+    SELECT :partition, n.key, n.part, n.route, n.fingerprint, {ids}, {_NOW}
+    FROM {given.rows(_NOTE_KINDS | dict(kinds), "n", *columns)}
+    {source}
+    {"GROUP BY n.key, n.part, n.route, n.fingerprint" if source else ""} {written}
+    ORDER BY n.key, n.part
+)"""
+
+
+def _enqueue(given: Given, *, noted: bool = False) -> str:
     return f"""
 WITH latest AS MATERIALIZED (
     SELECT resources_id FROM resources WHERE partition_id = :partition ORDER BY update_time DESC LIMIT 1
@@ -115,18 +139,31 @@ placed AS (
         FROM {given.rows(_DRAFT_KINDS, "u", place="ord")}
         ORDER BY u.ord
     ) d
-)
+){_noted(given, {"note_ids": "text"}, "n.note_ids") if noted else ""}
 SELECT {_NOW}, (SELECT resources_id FROM latest)
 """
 
 
 ENQUEUE: Final = HotOperation("enqueue", _enqueue)
+ENQUEUE_NOTED: Final = HotOperation("enqueue_noted", lambda given: _enqueue(given, noted=True))
 
 
 _WORKER_SLOTS: Final = {"workers": "text", "first_slots": "integer", "last_slots": "integer"}
 
 
-def _claim(given: Given) -> str:
+_NOTE_SLOTS: Final = {"note_first_slots": "integer", "note_last_slots": "integer"}
+
+
+def _noted_claims(given: Given) -> str:
+    ids = f"CAST(json_agg(json_build_array(c.rollout_id, {given.at('attempt_ids', 'c.n')}) ORDER BY c.n) AS text)"
+    slots = "LEFT JOIN claimed c ON c.n BETWEEN n.note_first_slots AND n.note_last_slots"
+    # A claim that got nothing leaves no note; but if there is one, it is a repeat, and must fail as such.
+    written = """HAVING count(c.n) > 0 OR EXISTS (
+        SELECT FROM idempotency_keys k WHERE k.partition_id = :partition AND k.key = n.key AND k.part = n.part)"""
+    return _noted(given, _NOTE_SLOTS, ids, slots, written)
+
+
+def _claim(given: Given, *, noted: bool = False) -> str:
     return f"""
 WITH front AS MATERIALIZED (
     SELECT rollout_id, queue_position FROM rollouts
@@ -167,13 +204,14 @@ tended AS (
             ELSE w.last_idle_time END,
         current_rollout_id = coalesce(excluded.current_rollout_id, w.current_rollout_id),
         current_attempt_id = coalesce(excluded.current_attempt_id, w.current_attempt_id)
-)
+){_noted_claims(given) if noted else ""}
 SELECT {_columns("c", ROLLOUT_COLUMNS)}, c.attempt_count, c.n, (SELECT queue_position FROM front LIMIT 1), {_NOW}
 FROM claimed c
 """
 
 
 CLAIM: Final = HotOperation("claim", _claim)
+CLAIM_NOTED: Final = HotOperation("claim_noted", lambda given: _claim(given, noted=True))
 
 _SPAN_TYPES: Final = {
     "sequence_id": "bigint",
@@ -201,7 +239,17 @@ _SPAN_KINDS: Final = {"pair": "integer", "batch": "integer"} | {
 _SPAN_SHORT: Final = _SPAN_KINDS.keys() - {"attributes"}
 
 
-def _add_spans(given: Given, refused: str = "", accepted: str = "true") -> str:
+def _noted_spans(given: Given) -> str:
+    outcome = f"""CASE WHEN s.span_id IS NOT NULL THEN '{SpanOutcome.STORED:d}'
+        WHEN k.pair IS NOT NULL THEN '{SpanOutcome.DUPLICATE:d}' ELSE '{SpanOutcome.UNKNOWN:d}' END"""
+    source = """JOIN given g ON g.note = n.place
+    LEFT JOIN attempt k ON k.pair = g.pair
+    LEFT JOIN stored s ON s.rollout_id = k.rollout_id AND s.attempt_id = k.attempt_id AND s.span_id = g.span_id"""
+    return _noted(given, {"place": "integer"}, f"""'"' || string_agg({outcome}, '' ORDER BY g.ord) || '"'""", source)
+
+
+def _add_spans(given: Given, refused: str = "", accepted: str = "true", *, noted: bool = False) -> str:
+    kinds = _SPAN_KINDS | {"note": "integer"} if noted else _SPAN_KINDS
     return f"""
 WITH attempt AS MATERIALIZED (
     -- The pairs come sorted, so that every statement locks in the same order.
@@ -216,7 +264,7 @@ WITH attempt AS MATERIALIZED (
     ) a
 ),
 given AS MATERIALIZED (
-    SELECT nextval('spans_order') AS seq, u.* FROM {given.rows(_SPAN_KINDS, "u", place="ord", short=_SPAN_SHORT)}
+    SELECT nextval('spans_order') AS seq, u.* FROM {given.rows(kinds, "u", place="ord", short=_SPAN_SHORT)}
 ),
 {refused}stored AS (
     INSERT INTO spans (partition_id, rollout_id, attempt_id, seq, {", ".join(_SPAN_GIVEN)})
@@ -259,7 +307,7 @@ promoted AS (
         AND r.rollout_id = k.rollout_id
         AND k.sequence_id = k.attempt_count AND b.status = 'running'
         AND k.rollout_status IN {_words(lifecycle.HEARTBEAT_ROLLOUT)}
-)
+){_noted_spans(given) if noted else ""}
 SELECT g.ord, k.pair IS NULL AS unknown
 FROM given g LEFT JOIN attempt k ON k.pair = g.pair
     LEFT JOIN stored s ON s.rollout_id = k.rollout_id AND s.attempt_id = k.attempt_id AND s.span_id = g.span_id
@@ -273,6 +321,10 @@ ADD_SPANS_STRICTLY: Final = HotOperation(
     "add_spans_strictly", lambda given: _add_spans(given, _REFUSED, _ACCEPTED)
 ).some
 """Spans of a batch that has a number are stored only if all of them belong to an attempt."""
+ADD_SPANS_NOTED: Final = HotOperation(
+    "add_spans_noted", lambda given: _add_spans(given, _REFUSED, _ACCEPTED, noted=True)
+).some
+"""As that; the spans of a call that has a note name its place."""
 
 
 def _new_spans(given: Given) -> str:
@@ -449,11 +501,14 @@ FINISHED_ROLLOUTS: Final = HotOperation(
 
 STATEMENTS: Final = (
     ADD_SPANS_STRICTLY,
+    ADD_SPANS_NOTED,
     *(
         statement
         for operation in (
             ENQUEUE,
+            ENQUEUE_NOTED,
             CLAIM,
+            CLAIM_NOTED,
             ADD_SPANS,
             NEW_SPANS,
             UPDATE_ATTEMPTS,

@@ -20,6 +20,7 @@ from lightning_sql.database.dialects.hot import (
     Claim,
     Enqueued,
     HotPath,
+    KeyNote,
     RolloutDraft,
     Row,
     SpanBatch,
@@ -83,8 +84,10 @@ class SQLiteHotPath(HotPath):
         return await (threads.hot(work) if self._join else threads.hot_alone(work))
 
     @override
-    async def enqueue(self, drafts: Sequence[RolloutDraft], now: float | None) -> Enqueued:
-        return await self._hot(lambda cursor: rules.enqueue(cursor, self._partition, drafts, now))
+    async def enqueue(
+        self, drafts: Sequence[RolloutDraft], now: float | None, notes: Sequence[tuple[KeyNote, str]] = ()
+    ) -> Enqueued:
+        return await self._hot(lambda cursor: rules.enqueue(cursor, self._partition, drafts, now, notes))
 
     @override
     async def claim(self, claims: Sequence[Claim], now: float | None) -> tuple[float, list[list[Row]]]:

@@ -21,6 +21,7 @@ from lightning_sql.database.dialects.hot import (
     AttemptChanged,
     Claim,
     Enqueued,
+    KeyNote,
     RolloutDraft,
     Row,
     SpanBatch,
@@ -72,9 +73,25 @@ def _retry_condition(text: str) -> frozenset[str]:
     return frozenset(json.loads(text))
 
 
-def enqueue(cursor: Cursor, partition: str, drafts: Sequence[RolloutDraft], now: float | None) -> Enqueued:
+def _write_notes(cursor: Cursor, partition: str, notes: Sequence[tuple[KeyNote, str]], now: float) -> None:
+    cursor.executemany(statements.INSERT_NOTE, [(partition, *note, ids, now) for note, ids in notes])
+
+
+def _is_note(cursor: Cursor, partition: str, note: KeyNote) -> bool:
+    return cursor.execute(statements.IS_NOTE, (partition, note.key, note.part)).fetchone() is not None
+
+
+def enqueue(
+    cursor: Cursor,
+    partition: str,
+    drafts: Sequence[RolloutDraft],
+    now: float | None,
+    notes: Sequence[tuple[KeyNote, str]] = (),
+) -> Enqueued:
     """`HotPath.enqueue`."""
     time_ = _time(now)
+    if notes:
+        _write_notes(cursor, partition, notes, time_)
     latest: str | None = None
     if any(draft.resources_id is None for draft in drafts):
         found = cursor.execute(statements.LATEST_RESOURCES, (partition,)).fetchone()
@@ -102,6 +119,7 @@ def claim(cursor: Cursor, partition: str, claims: Sequence[Claim], now: float | 
     changed: list[Row] = []
     begun: list[Row] = []
     workers: dict[str, dict[str, Any]] = {}
+    notes: list[tuple[KeyNote, str]] = []
     answer: list[list[Row]] = []
     for claim in claims:
         rows: list[Row] = []
@@ -120,11 +138,16 @@ def claim(cursor: Cursor, partition: str, claims: Sequence[Claim], now: float | 
                 found = cursor.execute(statements.WORKER_STATUS, (partition, claim.worker_id)).fetchone()
                 [status] = found or (status,)
             workers[claim.worker_id] = lifecycle.dequeue_sync(last, status, time_)
+        # A claim that got nothing leaves no note; but if there is one, it is a repeat, and must fail as such.
+        if claim.note is not None and (rows or _is_note(cursor, partition, claim.note)):
+            notes.append((claim.note, _json([(row[0], row[_ROLLOUT_WIDTH]) for row in rows])))
         answer.append(rows)
     if changed:
         cursor.executemany(statements.CLAIM_ROLLOUT, changed)
         cursor.executemany(statements.INSERT_ATTEMPT, begun)
     _save_workers(cursor, partition, workers)
+    if notes:
+        _write_notes(cursor, partition, notes, time_)
     return time_, answer
 
 
@@ -148,14 +171,29 @@ def add_spans(
     cursor: Cursor, partition: str, batches: Sequence[SpanBatch], now: float | None
 ) -> list[list[SpanOutcome]]:
     """`HotPath.add_spans`."""
+    now = _time(now)
+    answer = _add_span_batches(cursor, partition, batches, now)
+    notes = [
+        (batch.note, _json("".join(str(int(outcome)) for outcome in outcomes)))
+        for batch, outcomes in zip(batches, answer, strict=True)
+        if batch.note is not None
+    ]
+    if notes:
+        _write_notes(cursor, partition, notes, now)
+    return answer
+
+
+def _add_span_batches(
+    cursor: Cursor, partition: str, batches: Sequence[SpanBatch], now: float
+) -> list[list[SpanOutcome]]:
     spans = [span for batch in batches for span in batch.spans]
     owners: dict[Row, Row | None] = dict.fromkeys([span[:2] for span in spans])
     keys = list(owners)
     for row in cursor.execute(statements.SPAN_OWNERS, (_json(keys), partition)):
         owners[keys[row[0]]] = row
     if None in owners.values():
-        return _add_known_spans(cursor, partition, batches, owners, _time(now))
-    outcomes = _store_spans(cursor, partition, spans, owners, _time(now))
+        return _add_known_spans(cursor, partition, batches, owners, now)
+    outcomes = _store_spans(cursor, partition, spans, owners, now)
     answer: list[list[SpanOutcome]] = []
     begin = 0
     for batch in batches:

@@ -18,10 +18,12 @@ __all__ = [
     "CLAIM_ROLLOUT",
     "FINISHED_BY_ID",
     "INSERT_ATTEMPT",
+    "INSERT_NOTE",
     "INSERT_ROLLOUT",
     "INSERT_SPAN",
     "ISSUE_NUMBERS",
     "IS_ATTEMPT",
+    "IS_NOTE",
     "IS_SPAN",
     "LATEST_ATTEMPTS",
     "LATEST_RESOURCES",
@@ -102,6 +104,9 @@ INSERT_ROLLOUT: Final = _insert(
     "rollouts",
     ("partition_id", "seq", "status", "start_time", "queue_position", "attempt_count", *RolloutDraft._fields),
 )
+
+IS_NOTE: Final = "SELECT 1 FROM idempotency_keys WHERE partition_id = ? AND key = ? AND part = ?"
+INSERT_NOTE: Final = _insert("idempotency_keys", ("partition_id", "key", "route", "fingerprint", "part", "ids", "time"))
 
 _CLAIMED: Final = {"status": "'preparing' AS status", "end_time": "NULL AS end_time"}
 QUEUE_FRONT: Final = f"""
