@@ -6,9 +6,9 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from sqlalchemy import Connection, Executable, select
+from sqlalchemy import Connection, Executable, and_, select
 
 from lightning_sql.database.dialects.base import CommitUnknownError
 from lightning_sql.database.dialects.hot import (
@@ -25,11 +25,11 @@ from lightning_sql.database.dialects.hot import (
     WorkerBeat,
 )
 from lightning_sql.database.engine import Database
-from lightning_sql.database.native import ATTEMPT_COLUMNS, ATTEMPTS, ROLLOUT_COLUMNS, raw_columns
+from lightning_sql.database.native import ATTEMPT_COLUMNS, ATTEMPTS, ROLLOUT_COLUMNS, ROLLOUTS, raw_columns
 from lightning_sql.database.payload import decode_text
 from lightning_sql.database.reading import Reading
 from lightning_sql.database.schema import PARTITION
-from lightning_sql.errors import DuplicatedPrimaryKeyError
+from lightning_sql.errors import DatabaseUnavailableError, DuplicatedPrimaryKeyError
 from lightning_sql.store.batching import Joiner
 from lightning_sql.store.rows import queued_row, span_size
 from lightning_sql.store.sql_writes import NativeTransaction
@@ -44,6 +44,8 @@ _PAGE_BYTES: Final = 4096
 """A call weighs 1, and 1 more for each so many bytes: a statement of weight 2000 has no more than 8 MB."""
 _HEAVIEST: Final = 2000
 _UNJOINED_LANES: Final = 16
+_MOST_BREAKS: Final = 5
+"""How often a claim is made again whose connection broke."""
 _LIGHT: Final = 64
 """Up to this weight of spans, a second statement beside another takes more CPU than it saves time."""
 _FEW_CLAIMS: Final = 7
@@ -180,8 +182,16 @@ class Lanes:
                 return work(NativeTransaction(connection, self.hot, self._database.dialect, self.partition, self.now()))
 
         async def attempt() -> R:
-            with self._database.translated():
-                return await self.hot.write(run)
+            try:
+                with self._database.translated():
+                    return await self.hot.write(run)
+            except CommitUnknownError as error:
+                unknown = error
+            if (took_place := await self._repeatedly(lambda: self.hot.took_place(unknown))) is None:
+                raise unknown
+            if not took_place:
+                raise DatabaseUnavailableError from unknown  # to be run again
+            return cast(R, unknown.result)
 
         return await self._database.run(attempt)
 
@@ -221,7 +231,7 @@ class Lanes:
         return [queued_row(draft, added.now, added.resources_id) for draft in drafts]
 
     async def _claim(self, claims: list[Claim]) -> list[Sequence[Row] | Exception]:
-        now, given = await self._once(lambda: self.hot.claim(claims, self.now()))
+        now, given = await self._claimed(claims)
         return [
             [
                 (
@@ -240,6 +250,55 @@ class Lanes:
             ]
             for claim, rows in zip(claims, given, strict=True)
         ]
+
+    async def _claimed(self, claims: list[Claim]) -> tuple[float, list[list[Row]]]:
+        """As `HotPath.claim`; when a connection breaks, it is found out whether the claims took place."""
+        breaks = 0
+        while True:
+            try:
+                return await self._once(lambda: self.hot.claim(claims, self.now()))
+            except CommitUnknownError as error:
+                breaks += 1
+                unknown = error
+            if breaks == _MOST_BREAKS or not await self._repeatedly(lambda: self.hot.is_over(unknown)):  # noqa: B023
+                raise unknown
+            given = await self._given_out(claims)
+            if given is not None:
+                return given
+
+    async def _given_out(self, claims: Sequence[Claim]) -> tuple[float, list[list[Row]]] | None:
+        """What claims got whose statement is over; None if they got nothing, or nothing that still is theirs.
+
+        They are all in one statement, and nobody knows of these attempts yet. So what is found is what all
+        of them got, and an attempt that is not found was never made, or the watchdog ended it.
+        """
+        wanted = {decode_text(id_): claim.worker_id for claim in claims for id_ in claim.attempt_ids}
+        statement = (
+            select(
+                *raw_columns(ROLLOUTS, ROLLOUT_COLUMNS),
+                *raw_columns(ATTEMPTS, ("attempt_id", "sequence_id", "worker_id", "start_time")),
+            )
+            .join_from(
+                ROLLOUTS,
+                ATTEMPTS,
+                and_(
+                    ATTEMPTS.c[PARTITION] == ROLLOUTS.c[PARTITION],
+                    ATTEMPTS.c.rollout_id == ROLLOUTS.c.rollout_id,
+                    ATTEMPTS.c.sequence_id == ROLLOUTS.c.attempt_count,
+                ),
+            )
+            # Few are being prepared at any time, whereas attempts have no index by their ids alone.
+            .where(
+                ROLLOUTS.c[PARTITION] == self.partition,
+                ROLLOUTS.c.status == "preparing",
+                ATTEMPTS.c.attempt_id.in_(wanted),
+            )
+        )
+        found = {row[_WIDTH]: row for row in await self.fetch(statement) if row[_WIDTH + 2] == wanted.get(row[_WIDTH])}
+        if not found:
+            return None
+        given = [[found[id_][: _WIDTH + 2] for id_ in claim.attempt_ids if id_ in found] for claim in claims]
+        return max(row[_WIDTH + 3] for row in found.values()), given
 
     async def _add_spans(self, batches: list[SpanBatch]) -> Sequence[Sequence[SpanOutcome] | Exception]:
         return await self._repeatedly(lambda: self.hot.add_spans(batches, self.now()))

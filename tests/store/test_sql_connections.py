@@ -147,7 +147,7 @@ async def test_sessions_that_have_just_ended_cost_no_call(native: SqlStore, othe
 async def test_a_connection_that_breaks_without_a_word(
     database_of: Callable[[str], str], other: Session, request: pytest.FixtureRequest
 ) -> None:
-    """Whether the statement took place is unknown: what can be repeated is, a claim is an error and done or not."""
+    """Whether the statement took place is unknown: what can be repeated is, and of a claim it is found out."""
     async with through_proxy(database_of("postgres")) as wire:
         database = Database(wire.url)
         async with SqlStore(database, partition=request.node.name, scan_debounce_seconds=1e12) as store:
@@ -167,8 +167,8 @@ async def test_a_connection_that_breaks_without_a_word(
             requests = [EnqueueRolloutRequest(input="unknown") for _ in range(3)]
             enqueued = await cut_off("rollouts", store.enqueue_many_rollouts(requests))
             assert [item.input for item in enqueued] == ["unknown"] * 3
-            answer = await cut_off("attempts", store.dequeue_many_rollouts(limit=2))
-            assert isinstance(answer, DatabaseUnavailableError)
+            claimed = await cut_off("attempts", store.dequeue_many_rollouts(limit=2))
+            assert [item.input for item in claimed] == [0, 1]
             attempt = await cut_off("attempts", store.update_attempt(*key_of(rollout), status="failed"))
             assert attempt.status == "failed"
             # Whatever its sessions still did there, it is done now.
@@ -178,8 +178,7 @@ async def test_a_connection_that_breaks_without_a_word(
             unknown = [item for item in await store.query_rollouts() if item.input == "unknown"]
             assert [item.rollout_id for item in unknown] == [item.rollout_id for item in enqueued]
             queued = await queue_of(store)
-            left = [item.rollout_id for item in waiting if item.rollout_id in queued]
-            assert len(left) in (3, 5)
+            assert queued == [item.rollout_id for item in [*waiting[2:], *enqueued]]
             assert await broken_laws(store, 4e9) == []
 
 
@@ -191,13 +190,13 @@ async def test_an_enqueue_whose_outcome_is_unknown_takes_place_once(
     enqueue = hot.enqueue
     lost = 0
 
-    async def unlucky(drafts: Any, now: float | None) -> Any:
+    async def unlucky(drafts: Any, now: float | None, notes: Any) -> Any:
         nonlocal lost
         lost += 1
         if lost > 2:
-            return await enqueue(drafts, now)
+            return await enqueue(drafts, now, notes)
         if took_place and lost == 1:
-            await enqueue(drafts, now)
+            await enqueue(drafts, now, notes)
         raise CommitUnknownError
 
     monkeypatch.setattr(hot, "enqueue", unlucky)

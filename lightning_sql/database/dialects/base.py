@@ -22,7 +22,17 @@ __all__ = ["CommitUnknownError", "Dialect", "EnginePair", "Failure", "UpsertStat
 
 
 class CommitUnknownError(DatabaseUnavailableError):
-    """The connection broke during a commit: whether the transaction took place is unknown."""
+    """The connection broke during a commit: whether the transaction took place is unknown.
+
+    Args:
+        token: by which the dialect can find out.
+        result: what the transaction answers if it did take place.
+    """
+
+    def __init__(self, message: str | None = None, *, token: object = None, result: Any = None) -> None:
+        super().__init__(message)
+        self.token = token
+        self.result = result
 
 
 class Failure(Enum):

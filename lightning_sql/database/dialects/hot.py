@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Executable, Table
 
+from lightning_sql.database.dialects.base import CommitUnknownError
 from lightning_sql.database.reading import Reading
 from lightning_sql.records import RolloutStatus
 
@@ -230,6 +231,18 @@ class HotPath(ABC):
     @abstractmethod
     async def write(self, work: Callable[[Connection], R]) -> R:
         """Run statements in a transaction, which commits when `work` returns and rolls back when it raises."""
+
+    @abstractmethod
+    async def is_over(self, error: CommitUnknownError) -> bool:
+        """See to it that a hot operation whose connection broke is over, done or not; False if it may go on."""
+
+    @abstractmethod
+    async def took_place(self, error: CommitUnknownError) -> bool | None:
+        """Whether a transaction took place whose connection broke; None if nobody can tell.
+
+        Raises:
+            CommitUnknownError: it may be told later.
+        """
 
     @abstractmethod
     def next_order(self, table: Table) -> ColumnElement[int]:

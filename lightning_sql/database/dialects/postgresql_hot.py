@@ -33,6 +33,13 @@ from lightning_sql.database.dialects.hot import (
     WorkerBeat,
 )
 from lightning_sql.database.dialects.hot_statement import HotStatement
+from lightning_sql.database.dialects.postgresql_outcome import (
+    BackendSession,
+    current_transaction,
+    end_session,
+    session_of,
+    took_place,
+)
 from lightning_sql.database.native import ORDERS, ROLLOUT_COLUMNS, TABLES
 from lightning_sql.database.payload import encode_text
 from lightning_sql.database.reading import KeptReading, Reading
@@ -136,6 +143,7 @@ class _Held:
 
     connection: AsyncConnection
     driver: Any
+    session: BackendSession | None
 
 
 class _Connections:
@@ -155,7 +163,7 @@ class _Connections:
                 result = await work(held)
             except BaseException:
                 # Whatever state it is in, nobody else shall find out.
-                await self._discard(held)
+                await self._discard(held.connection)
                 raise
             self._idle.append(held)
             return result
@@ -165,32 +173,34 @@ class _Connections:
             held = self._idle.pop()
             if not held.driver.is_closed():
                 return held
-            await self._discard(held)
+            await self._discard(held.connection)
         connection = self._engine.connect()
         await connection.start()
-        held = _Held(connection, await _driver_of(connection))
+        driver = await _driver_of(connection)
+        session: BackendSession | None = None
         try:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             if self._settings is not None:
-                await held.driver.execute(self._settings)
+                await driver.execute(self._settings)
+                session = await session_of(driver)
         except BaseException as error:
-            broken = held.driver.is_closed()
-            await self._discard(held)
+            broken = driver.is_closed()
+            await self._discard(connection)
             if broken and isinstance(error, Exception):
                 raise DatabaseUnavailableError from error
             raise
-        return held
+        return _Held(connection, driver, session)
 
     @staticmethod
-    async def _discard(held: _Held) -> None:
+    async def _discard(connection: AsyncConnection) -> None:
         # Its settings are its own, so it does not go back to the pool.
-        await held.connection.invalidate()
-        await held.connection.close()
+        await connection.invalidate()
+        await connection.close()
 
     async def close(self) -> None:
         """Close those that nobody uses."""
         while self._idle:
-            await self._discard(self._idle.pop())
+            await self._discard(self._idle.pop().connection)
 
 
 def _note_values(notes: Sequence[KeyNote]) -> dict[str, Any]:
@@ -245,7 +255,7 @@ class PostgreSQLHotPath(HotPath):
                 if not held.driver.is_closed():
                     raise
                 if writing and not _is_undone(error):
-                    raise CommitUnknownError from error
+                    raise CommitUnknownError(token=held.session) from error
                 raise DatabaseUnavailableError from error
 
         return await self._hot.use(run)
@@ -503,13 +513,31 @@ class PostgreSQLHotPath(HotPath):
                 await transaction.rollback()
                 raise
             driver = await _driver_of(connection)
+            written = None if options["postgresql_readonly"] else await current_transaction(driver)
             try:
                 await transaction.commit()
             except Exception as error:
-                if not options["postgresql_readonly"] and driver.is_closed():
-                    raise CommitUnknownError from error
+                if written is not None and driver.is_closed():
+                    raise CommitUnknownError(token=written, result=result) from error
                 raise
         return result
+
+    @override
+    async def is_over(self, error: CommitUnknownError) -> bool:
+        session = error.token
+        if not isinstance(session, BackendSession):
+            return False
+        return await self._hot.use(lambda held: end_session(held.driver, session))
+
+    @override
+    async def took_place(self, error: CommitUnknownError) -> bool | None:
+        transaction = error.token
+        if not isinstance(transaction, str):
+            return None
+        answer = await self._hot.use(lambda held: took_place(held.driver, transaction))
+        if answer is None:
+            raise CommitUnknownError(token=transaction, result=error.result)
+        return answer
 
     @override
     async def refresh_statistics(self) -> Sequence[str]:

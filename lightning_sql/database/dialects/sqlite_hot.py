@@ -13,7 +13,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from typing_extensions import override
 
 from lightning_sql.database.dialects import sqlite_rules as rules
-from lightning_sql.database.dialects.base import Failure
+from lightning_sql.database.dialects.base import CommitUnknownError, Failure
 from lightning_sql.database.dialects.hot import (
     AttemptChange,
     AttemptChanged,
@@ -139,6 +139,14 @@ class SQLiteHotPath(HotPath):
     @override
     async def write(self, work: Callable[[Connection], R]) -> R:
         return await self._here().cold(work)
+
+    @override
+    async def is_over(self, error: CommitUnknownError) -> bool:
+        return True  # its connection was closed, here, before the error was told
+
+    @override
+    async def took_place(self, error: CommitUnknownError) -> bool | None:
+        return None
 
     @override
     def next_order(self, table: Table) -> ColumnElement[int]:

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from lightning_sql.errors import IdempotencyKeyReusedError, InvalidRequestError, RecordNotFoundError
-from lightning_sql.records import EnqueueRolloutRequest, IdempotencyKey, PromptTemplate
+from lightning_sql.records import EnqueueRolloutRequest, IdempotencyKey, NamedResources, PromptTemplate
 from lightning_sql.store.interface import LightningStore
 from lightning_sql.testing.contract.store_base import StoreFixtures, attempted, contents, drain, inputs, rollout_of
 from lightning_sql.testing.samples import assert_same, make_span
@@ -104,7 +104,7 @@ class IdempotencyContract(StoreFixtures):
         assert await store.dequeue_rollout() is None
 
     async def test_resources_again(self, store: LightningStore) -> None:
-        resources = {"prompt": PromptTemplate(template="{x}", engine="f-string")}
+        resources: NamedResources = {"prompt": PromptTemplate(template="{x}", engine="f-string")}
         key = fresh_key()
         first = await store.add_resources(resources, idempotency_key=key)
         assert_same(await store.add_resources(resources, idempotency_key=key), first)
@@ -181,7 +181,8 @@ class IdempotencyContract(StoreFixtures):
         assert len({attempted(rollout).rollout_id for rollout in claimed}) == 8
         assert len(await drain(store)) == 5
 
-        span = make_span(claimed[-1].rollout_id, claimed[-1].attempt.attempt_id, "s", 1)
+        last = attempted(claimed[-1])
+        span = make_span(last.rollout_id, last.attempt.attempt_id, "s", 1)
         key = fresh_key()
         receipts = await asyncio.gather(*(store.import_spans([span], idempotency_key=key) for _ in range(5)))
         assert [receipt.stored for receipt in receipts] == [[span]] * 5
