@@ -1,4 +1,4 @@
-"""One client's connection to a service: requests, retries of reads, and errors in our words."""
+"""One client's connection to a service: requests, retries, and errors in our words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import io
 import json
 import random
-from typing import Any, Final, cast
+import time
+from typing import Any, Final
 
 import aiohttp
 from pydantic import BaseModel
@@ -15,6 +16,7 @@ from yarl import URL
 from lightning_sql.errors import (
     ConfigurationError,
     DatabaseUnavailableError,
+    IdempotencyKeyReusedError,
     InvalidRequestError,
     LightningError,
     RecordNotFoundError,
@@ -23,8 +25,11 @@ from lightning_sql.errors import (
 
 __all__ = ["Transport"]
 
-_RETRY_PAUSES: Final = (0.1, 0.3, 1.0)
-"""Seconds before each further try of a read."""
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 2.0
+_UNAVAILABLE: Final = frozenset({408, 429, 502, 503, 504})
+_REUSED: Final = "idempotency_key_reused"
+"""The type of the problem that is `IdempotencyKeyReusedError`."""
 _KEEP_ALIVE_SECONDS: Final = 3.0
 """Less than a server waits on an idle connection, so that a write does not meet one that is just closing."""
 
@@ -35,21 +40,25 @@ def _fields(value: Any) -> Any:
     raise InvalidRequestError(f"a {type(value).__name__} has no JSON form")
 
 
-def _reason(body: bytes) -> str:
+def _reason(body: bytes) -> tuple[str, bool]:
+    """What a failure says, and whether it is that an idempotency key belongs to another call."""
     try:
-        detail = json.loads(body)["detail"]
-    except (ValueError, KeyError, TypeError):
-        return ""
-    if isinstance(detail, str):
-        return detail
-    problems = [
-        f"{'.'.join(str(step) for step in problem['loc'])}: {problem['msg']}" for problem in cast(list[Any], detail)
-    ]
-    return "; ".join(problems)
+        content = json.loads(body)
+        detail = content["detail"]
+        problems: Any = content.get("errors", ()) if isinstance(detail, str) else detail
+        reused = any(problem.get("type") == _REUSED for problem in problems)
+        if isinstance(detail, str):
+            return detail, reused
+        return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems), reused
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "", False
 
 
-def _error(status: int, reason: str) -> LightningError:
+def _error(status: int, body: bytes) -> LightningError:
+    reason, reused = _reason(body)
     match status:
+        case 422 if reused:
+            return IdempotencyKeyReusedError()
         case 400 | 422:
             return InvalidRequestError(reason or None)
         case 401 | 403:
@@ -58,22 +67,32 @@ def _error(status: int, reason: str) -> LightningError:
             return RecordNotFoundError(reason or None)
         case 413:
             return UnstorableValueError("the request is larger than the service accepts")
-        case 408 | 429 | 502 | 503 | 504:
-            return DatabaseUnavailableError(f"the service is not available (status {status}) {reason}".rstrip())
         case _:
             return LightningError(f"the service failed with status {status}: {reason}")
 
 
-class Transport:
-    """Requests to one service, in one session, which the first request opens."""
+class _UnavailableError(DatabaseUnavailableError):
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds."""
 
-    def __init__(self, base_url: str, token: str | None, timeout: aiohttp.ClientTimeout) -> None:
+
+class Transport:
+    """Requests to one service, in one session, which the first request opens.
+
+    A request is made again while the service cannot be reached or answers that it is not available, as
+    long as `retry_seconds` after it was made first.
+    """
+
+    def __init__(self, base_url: str, token: str | None, timeout: aiohttp.ClientTimeout, retry_seconds: float) -> None:
         self.base_url = base_url.rstrip("/")
         # This client reads what Python writes: non-finite floats as they are, not as null.
         self._headers = {"accept": "application/json; floats=exact"}
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
         self._timeout = timeout
+        self._retry_seconds = retry_seconds
         self._session: aiohttp.ClientSession | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,18 +105,14 @@ class Transport:
             await session.close()
 
     async def read(self, method: str, path: str, content: Any = None, *, extra_seconds: float = 0.0) -> Any:
-        """The answer to a request that changes nothing, tried again while the service is not available.
+        """The answer to a request that changes nothing.
 
         Raises:
-            DatabaseUnavailableError: it stays unavailable.
+            DatabaseUnavailableError: the service stays unavailable.
             LightningError: what the service answered, as the error that it stands for.
         """
-        for pause in _RETRY_PAUSES:
-            try:
-                return await self._request(method, path, content, extra_seconds)
-            except DatabaseUnavailableError:
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        return await self._request(method, path, content, extra_seconds)
+        answer, _ = await self._persistently(method, path, content, None, extra_seconds)
+        return answer
 
     async def find(self, path: str) -> Any:
         """What a path names, or None. Else as `read`."""
@@ -106,16 +121,49 @@ class Transport:
         except RecordNotFoundError:
             return None
 
-    async def write(self, path: str, content: Any) -> Any:
-        """The answer to a request that changes something, tried once. Raises as `read` does."""
-        return await self._request("POST", path, content)
+    async def once(self, method: str, path: str) -> Any:
+        """As `read`, but not made again."""
+        return await self._request(method, path, None, None, 0.0)
 
-    async def _request(self, method: str, path: str, content: Any, extra_seconds: float = 0.0) -> Any:
+    async def write(self, path: str, content: Any, *, key: str | None = None) -> Any:
+        """The answer to a request that changes something, which the service can tell from others by a key.
+
+        Raises as `read` does.
+        """
+        answer, _ = await self._persistently("POST", path, content, key)
+        return answer
+
+    async def write_again(self, path: str, content: Any, *, key: str | None = None) -> tuple[Any, bool]:
+        """As `write`; the answer, and whether it is that of a repeat, so that an earlier try may have taken place."""
+        return await self._persistently("POST", path, content, key)
+
+    async def _persistently(
+        self, method: str, path: str, content: Any, key: str | None, extra_seconds: float = 0.0
+    ) -> tuple[Any, bool]:
+        # Written once, so that a repeat is the same to the last byte.
+        body = None if content is None else json.dumps(content, default=_fields, separators=(",", ":")).encode()
+        deadline = time.monotonic() + self._retry_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        repeated = False
+        while True:
+            try:
+                answer = await self._request(method, path, body, key, extra_seconds)
+            except _UnavailableError as error:
+                wait = max(pause, error.retry_after) * random.uniform(0.5, 1.0)
+                if time.monotonic() + wait > deadline:
+                    raise DatabaseUnavailableError(str(error)) from error.__cause__
+                await asyncio.sleep(wait)
+            else:
+                return answer, repeated
+            repeated = True
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _request(self, method: str, path: str, body: bytes | None, key: str | None, extra_seconds: float) -> Any:
         headers = self._headers
-        body: bytes | None = None
-        if content is not None:
-            body = json.dumps(content, default=_fields, separators=(",", ":")).encode()
+        if body is not None:
             headers = headers | {"content-type": "application/json"}
+        if key is not None:
+            headers = headers | {"idempotency-key": key}
         timeout = aiohttp.ClientTimeout(
             total=None if self._timeout.total is None else self._timeout.total + extra_seconds,
             sock_connect=self._timeout.sock_connect,
@@ -128,9 +176,16 @@ class Transport:
             async with self._open().request(method, url, data=data, headers=headers, timeout=timeout) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise DatabaseUnavailableError(f"the service at {self.base_url} cannot be reached") from error
+            raise _UnavailableError(f"the service at {self.base_url} cannot be reached") from error
+        if response.status in _UNAVAILABLE:
+            reason, _ = _reason(answer)
+            retry_after = response.headers.get("retry-after", "")
+            raise _UnavailableError(
+                f"the service is not available (status {response.status}) {reason}".rstrip(),
+                float(retry_after) if retry_after.isdecimal() else 0.0,
+            )
         if response.status >= 300:
-            raise _error(response.status, _reason(answer))
+            raise _error(response.status, answer)
         return json.loads(answer)
 
     def _open(self) -> aiohttp.ClientSession:

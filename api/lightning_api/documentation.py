@@ -70,6 +70,15 @@ _FAILURES: Final[dict[int, tuple[str, str, Any]]] = {
 }
 
 
+_IDEMPOTENCY_KEY: Final[dict[str, Any]] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "Names this call: a repeat under the same key within a day does nothing and is answered alike.",
+    "schema": {"type": "string", "pattern": "^[!-~]([ -~]{0,510}[!-~])?$"},
+}
+
+
 def openapi_document(operations: Sequence[Operation], settings: Settings) -> dict[str, Any]:
     """An OpenAPI 3.1 document of the operations."""
     schemas = _Schemas(operations)
@@ -156,6 +165,8 @@ def _described(declared: Operation, schemas: _Schemas, settings: Settings) -> di
     elif declared.media_type != "application/json":
         binary = {"type": "string", "format": "binary"}
         described["requestBody"] = {"required": True, "content": {declared.media_type: {"schema": binary}}}
+    if declared.keyed:
+        described["parameters"].append(_IDEMPOTENCY_KEY)
     if settings.token is not None and declared.path in UNGUARDED:
         described["security"] = []
     return described

@@ -15,6 +15,7 @@ from lightning_api.payloads import MalformedJsonError, UndecodableBodyError, enc
 from lightning_api.replies import Reply
 from lightning_sql.errors import (
     DatabaseUnavailableError,
+    IdempotencyKeyReusedError,
     InvalidRequestError,
     OverloadedError,
     RecordNotFoundError,
@@ -109,7 +110,7 @@ def status_and_reason(error: Exception) -> tuple[int, str]:
     match error:
         case RecordNotFoundError():
             return 404, str(error)
-        case UnstorableValueError():
+        case UnstorableValueError() | IdempotencyKeyReusedError():
             return 422, str(error)
         case InvalidRequestError():
             return 400, str(error)
@@ -135,6 +136,8 @@ def reply_to_error(error: Exception) -> Reply:
         return Reply.json(422, {"detail": error.details})
     if isinstance(error, MalformedJsonError):
         return Reply.json(422, {"detail": [_malformed(error)]})
+    if isinstance(error, IdempotencyKeyReusedError):
+        return Reply.json(422, {"detail": [_reused(error)]})
     status, reason = status_and_reason(error)
     content: dict[str, Any] = {"detail": reason}
     headers: dict[str, str] = {}
@@ -152,6 +155,15 @@ def reply_to_error(error: Exception) -> Reply:
         case _:
             pass
     return Reply.json(status, content, headers)
+
+
+def _reused(error: IdempotencyKeyReusedError) -> dict[str, Any]:
+    return {
+        "type": "idempotency_key_reused",
+        "loc": ["header", "idempotency-key"],
+        "msg": str(error),
+        "input": None,
+    }
 
 
 def _malformed(error: MalformedJsonError) -> dict[str, Any]:
@@ -189,5 +201,7 @@ def problem_of(error: Exception) -> Reply:
         return problem(422, str(error), errors=error.details)
     if isinstance(error, MalformedJsonError):
         return problem(422, f"the body cannot be read as JSON: {error.reason}", errors=[_malformed(error)])
+    if isinstance(error, IdempotencyKeyReusedError):
+        return problem(422, str(error), errors=[_reused(error)])
     status, reason = status_and_reason(error)
     return problem(status, reason)

@@ -8,8 +8,10 @@ body to rows of the store and back, for requests that are as clients write them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
@@ -22,7 +24,7 @@ from lightning_api.payloads import decode_json, encode_json
 from lightning_api.replies import JSON_HEADERS, Reply, Stream
 from lightning_api.sending import send_large, send_stream
 from lightning_sql.errors import RecordNotFoundError
-from lightning_sql.records import Identifier
+from lightning_sql.records import IdempotencyKey, Identifier
 from lightning_sql.store.interface import LightningStore
 from lightning_sql.store.row_store import RowStore
 
@@ -52,6 +54,7 @@ Method: TypeAlias = Literal["GET", "POST"]
 EXACT_FLOATS: Final = b"floats=exact"
 """A parameter of the `Accept` header: write `NaN` and `Infinity` as Python does, where JSON has only null."""
 
+_IDEMPOTENCY_KEY: Final = re.compile(rb"[!-~](?:[ -~]{0,510}[!-~])?")
 _OPAQUE: Final = "(a body that is not declared as JSON)"
 _IDENTIFIER: Final[TypeAdapter[str]] = TypeAdapter(Identifier)
 
@@ -159,6 +162,26 @@ class Call:
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def idempotency_key(self) -> IdempotencyKey | None:
+        """The key under which this call may be made again, or None.
+
+        Raises:
+            InvalidPartError: it is not 1 to 512 printable characters of ASCII.
+        """
+        text = self.header(b"idempotency-key")
+        if text is None:
+            return None
+        if _IDEMPOTENCY_KEY.fullmatch(text) is None:
+            problem = {
+                "type": "string_pattern_mismatch",
+                "loc": ("idempotency-key",),
+                "msg": "An idempotency key is 1 to 512 printable ASCII characters",
+                "input": None,
+            }
+            raise InvalidPartError("header", [problem])
+        digest = blake2b(await self.body(), digest_size=16).hexdigest()
+        return IdempotencyKey(text.decode(), f"{self.scope['method']} {self.scope['path']}", digest)
 
     async def client_gone(self) -> None:
         """Return when the client hung up. For use once the body is read."""
@@ -328,6 +351,8 @@ class Operation:
     """Whether failures are answered as problem details."""
     hot: bool = False
     """Whether it is called so often that finding its route is worth a shortcut."""
+    keyed: bool = False
+    """Whether it takes an idempotency key."""
 
 
 def operation(
@@ -344,6 +369,7 @@ def operation(
     lean: Lean | None = None,
     problems: bool = False,
     hot: bool = False,
+    keyed: bool = False,
 ) -> Callable[[Callable[[Call, T], Awaitable[Any]]], Operation]:
     """Make a coroutine function the handler of a route. Its docstring becomes the summary."""
 
@@ -364,6 +390,7 @@ def operation(
             lean=lean,
             problems=problems,
             hot=hot or lean is not None,
+            keyed=keyed,
         )
 
     return declare

@@ -232,10 +232,13 @@ class CountingRows:
 
     def __init__(self, error_at: int | None = None) -> None:
         self.portions: list[list[int]] = []
+        self.keys: list[Any] = []
         self.error_at = error_at
 
-    async def add_span_rows(self, spans: Any, *, strict: bool) -> Any:
+    async def add_span_rows(self, spans: Any, *, strict: bool, idempotency_key: Any, part: int) -> Any:
         assert strict is False
+        assert part == len(self.portions)
+        self.keys.append(idempotency_key)
         if len(self.portions) == self.error_at:
             raise DatabaseUnavailableError("gone")
         self.portions.append([span.sequence_id for span in spans])
@@ -253,6 +256,7 @@ async def test_portions(serve: Any, monkeypatch: pytest.MonkeyPatch, form: Any) 
     client = await serve(store=StoreOfRows(rows))
     results = await send(client, form, [*some_spans(4), "bad", *some_spans(8)[4:]])
     assert rows.portions == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert rows.keys == [None] * 3
     expected = [stored_result(number) if number % 2 else DUPLICATE for number in range(8)]
     assert results[:4] + results[5:] == expected
     assert results[4]["status"] == "rejected"

@@ -10,8 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from lightning_api import client as client_module
-from lightning_api import client_transport
+from lightning_api import client_reads, client_transport
 from lightning_api.app import create_app
 from lightning_api.client import LightningClient
 from lightning_api.settings import Settings
@@ -42,7 +41,9 @@ Answers = list[tuple[int, Any]]
 
 
 @asynccontextmanager
-async def answering(answers: Answers) -> AsyncIterator[tuple[LightningClient, list[web.Request]]]:
+async def answering(
+    answers: Answers, retry_seconds: float = 0.1
+) -> AsyncIterator[tuple[LightningClient, list[web.Request]]]:
     """A client of a server that gives these answers one after the other, the last one for ever."""
     requests: list[web.Request] = []
 
@@ -55,13 +56,14 @@ async def answering(answers: Answers) -> AsyncIterator[tuple[LightningClient, li
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
     async with TestServer(app) as server:
-        async with LightningClient(str(server.make_url(""))) as client:
+        async with LightningClient(str(server.make_url("")), retry_seconds=retry_seconds) as client:
             yield client, requests
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_transport, "_RETRY_PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(client_transport, "_FIRST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(client_transport, "_LONGEST_PAUSE_SECONDS", 0.02)
 
 
 READS: list[Callable[[LightningClient], Awaitable[Any]]] = [
@@ -76,7 +78,6 @@ READS: list[Callable[[LightningClient], Awaitable[Any]]] = [
     lambda client: client.get_latest_resources(),
     lambda client: client.get_worker_by_id("w"),
     lambda client: client.statistics(),
-    lambda client: client.ping(),
     lambda client: client.wait_for_rollouts(rollout_ids=["ro-1"], timeout=0),
 ]
 WRITES: list[Callable[[LightningClient], Awaitable[Any]]] = [
@@ -97,16 +98,33 @@ WRITES: list[Callable[[LightningClient], Awaitable[Any]]] = [
 @pytest.mark.parametrize("number", range(len(READS)))
 async def test_a_read_is_tried_again(number: int) -> None:
     async with answering([(503, {"detail": "not now"})]) as (client, requests):
-        with pytest.raises(DatabaseUnavailableError):
+        with pytest.raises(DatabaseUnavailableError, match="not now"):
             await READS[number](client)
-        assert len(requests) == 4
+        assert len(requests) > 2
+
+
+CREATING = ("/enqueue", "/dequeue", "/rollouts", "/attempts", "/resources", "/r", "/ro-1")
+"""How paths end on which a repeat without a key would do something twice."""
 
 
 @pytest.mark.parametrize("number", range(len(WRITES)))
-async def test_a_write_is_tried_once(number: int) -> None:
+async def test_a_write_is_made_again_under_its_key(number: int) -> None:
+    async with answering([(503, {"detail": "not now"})]) as (client, requests):
+        for _ in range(2):
+            with pytest.raises(DatabaseUnavailableError, match="not now"):
+                await WRITES[number](client)
+        assert len(requests) > 4
+        keys = [request.headers.get("idempotency-key") for request in requests]
+        assert (None not in keys) == requests[0].path.endswith(CREATING)
+        # Of a claim whose answer never came, the next one takes the key.
+        calls = 1 if requests[0].path.endswith("/dequeue") else 2
+        assert len(set(keys)) == (calls if keys[0] else 1)
+
+
+async def test_a_check_of_the_service_is_made_once() -> None:
     async with answering([(503, {"detail": "not now"})]) as (client, requests):
         with pytest.raises(DatabaseUnavailableError):
-            await WRITES[number](client)
+            await client.ping()
         assert len(requests) == 1
 
 
@@ -146,7 +164,7 @@ async def test_what_does_not_exist_is_none_for_reads_of_one_record() -> None:
 
 
 async def test_nobody_listens() -> None:
-    async with LightningClient(f"http://127.0.0.1:{unused_port()}") as client:
+    async with LightningClient(f"http://127.0.0.1:{unused_port()}", retry_seconds=0.1) as client:
         with pytest.raises(DatabaseUnavailableError):
             await client.query_rollouts()
         with pytest.raises(DatabaseUnavailableError):
@@ -235,7 +253,7 @@ async def test_an_import_goes_on_after_an_attempt_that_does_not_exist(client: Li
 
 
 async def test_a_long_wait_is_made_of_short_requests(client: LightningClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(client_reads, "_WAIT_SECONDS", 0.1)
     one, other = await client.start_rollout(1), await client.start_rollout(2)
     ids = [one.rollout_id, "ro-unknown", other.rollout_id]
     await client.update_attempt(one.rollout_id, "latest", status="succeeded")

@@ -16,6 +16,7 @@ from lightning_sql.database.dialects.hot import SpanOutcome
 from lightning_sql.database.native import ATTEMPTS, ROLLOUTS
 from lightning_sql.database.schema import PARTITION
 from lightning_sql.errors import LightningError
+from lightning_sql.records import IdempotencyKey
 from lightning_sql.store.sql_lanes import Lanes
 from lightning_sql.store.sql_store import SqlStore
 from lightning_sql.store.sql_writes import NativeTransaction
@@ -64,10 +65,12 @@ _stores: list[SqlStore] = []
 def _remember_claims() -> None:
     claim = SqlStore.claim_rows
 
-    async def remembered(self: SqlStore, limit: int, worker_id: str | None) -> Any:
+    async def remembered(
+        self: SqlStore, limit: int, worker_id: str | None, idempotency_key: IdempotencyKey | None = None
+    ) -> Any:
         if self not in _stores:
             _stores.append(self)
-        rows = await claim(self, limit, worker_id)
+        rows = await claim(self, limit, worker_id, idempotency_key)
         _claimed.extend((row[0], row[13]) for row in rows)
         return rows
 

@@ -59,10 +59,12 @@ async def search_attempts(call: Call, query: AttemptQuery) -> PaginatedResult[At
     status=201,
     errors=(404, 503),
     tag="attempts",
+    keyed=True,
 )
 async def start_attempt(call: Call, request: StartAttemptRequest) -> AttemptedRollout:
     """Begin another attempt of a rollout, whatever its status."""
-    return await call.store.start_attempt(call.existing_id("rollout_id"), request.worker_id)
+    key = await call.idempotency_key()
+    return await call.store.start_attempt(call.existing_id("rollout_id"), request.worker_id, idempotency_key=key)
 
 
 @operation(

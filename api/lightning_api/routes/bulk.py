@@ -16,7 +16,7 @@ from lightning_api.operations import Call, JsonBody, Operation, operation
 from lightning_api.payloads import BODY_DEPTH, MalformedJsonError, UndecodableBodyError, decode_json, encode_json
 from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_sql.errors import UnstorableValueError
-from lightning_sql.records import Span
+from lightning_sql.records import IDENTIFIER_BYTES, IdempotencyKey, Span
 from lightning_sql.store import documents
 from lightning_sql.store.documents import SpanDraft, SpanOutcome
 from lightning_sql.store.interface import LightningStore
@@ -156,10 +156,10 @@ def _chunks(drafts: Sequence[SpanDraft]) -> Iterator[Sequence[SpanDraft]]:
         yield drafts[start:]
 
 
-async def _add(rows: RowStore, drafts: Sequence[SpanDraft]) -> list[SpanOutcome]:
+async def _add(rows: RowStore, drafts: Sequence[SpanDraft], key: IdempotencyKey | None) -> list[SpanOutcome]:
     outcomes: list[SpanOutcome] = []
-    for chunk in _chunks(drafts):
-        outcomes += await rows.add_span_rows(chunk, strict=False)
+    for part, chunk in enumerate(_chunks(drafts)):
+        outcomes += await rows.add_span_rows(chunk, strict=False, idempotency_key=key, part=part)
     return outcomes
 
 
@@ -167,20 +167,22 @@ def _key(span: Span) -> tuple[str, str, str]:
     return span.rollout_id, span.attempt_id, span.span_id
 
 
-async def _import(store: LightningStore, spans: Sequence[Span]) -> list[SpanOutcome]:
+async def _import(store: LightningStore, spans: Sequence[Span], key: IdempotencyKey | None) -> list[SpanOutcome]:
     outcomes: list[SpanOutcome] = []
     for start in range(0, len(spans), CHUNK_SPANS):
         chunk = spans[start : start + CHUNK_SPANS]
-        receipt = await store.import_spans(chunk)
+        if key is not None and start:
+            key = key._replace(key=f"{key.key} {start}"[-IDENTIFIER_BYTES:])  # of this portion
+        receipt = await store.import_spans(chunk, idempotency_key=key)
         rejected = {_key(span) for span in receipt.rejected}
         stored = {_key(span) for span in receipt.stored}
         for span in chunk:
-            key = _key(span)
-            if key in rejected:
+            ids = _key(span)
+            if ids in rejected:
                 outcomes.append(SpanOutcome.UNKNOWN)
-            elif key in stored:
+            elif ids in stored:
                 # Of equal ones the first was stored.
-                stored.remove(key)
+                stored.remove(ids)
                 outcomes.append(SpanOutcome.STORED)
             else:
                 outcomes.append(SpanOutcome.DUPLICATE)
@@ -232,15 +234,17 @@ def _to_error(_call: Call, error: Exception) -> Reply:
     to_error=_to_error,
     problems=True,
     hot=True,
+    keyed=True,
 )
 async def add_spans(call: Call, unread: list[_Unread]) -> Reply:
     """Store spans of any attempts; one that cannot be stored does not keep the others from it."""
+    key = await call.idempotency_key()
     rows = call.store.rows
     if rows is not None:
         drafts = await _read_each(_draft, unread)
-        return _receipt(drafts, await _add(rows, [draft for draft in drafts if not isinstance(draft, str)]))
+        return _receipt(drafts, await _add(rows, [draft for draft in drafts if not isinstance(draft, str)], key))
     spans = await _read_each(_storable, unread)
-    return _receipt(spans, await _import(call.store, [span for span in spans if not isinstance(span, str)]))
+    return _receipt(spans, await _import(call.store, [span for span in spans if not isinstance(span, str)], key))
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (add_spans,)

@@ -23,7 +23,8 @@ async def _enqueue_rows(call: Call, rows: RowStore) -> Reply | None:
     drafts = documents.read_rollouts(body) if body else None
     if drafts is None:
         return None
-    return Reply(201, row_json.ROLLOUTS.array(await rows.enqueue_rows(drafts), exact=call.exact), JSON_HEADERS)
+    queued = await rows.enqueue_rows(drafts, await call.idempotency_key())
+    return Reply(201, row_json.ROLLOUTS.array(queued, exact=call.exact), JSON_HEADERS)
 
 
 @operation(
@@ -35,10 +36,12 @@ async def _enqueue_rows(call: Call, rows: RowStore) -> Reply | None:
     errors=(503,),
     tag="queues",
     lean=_enqueue_rows,
+    keyed=True,
 )
 async def enqueue_rollouts(call: Call, request: EnqueueRequest) -> list[Any]:
     """Create rollouts and append them to the queue, all or none."""
-    rollouts = await call.store.enqueue_many_rollouts(request.rollouts)
+    key = await call.idempotency_key()
+    rollouts = await call.store.enqueue_many_rollouts(request.rollouts, idempotency_key=key)
     return [without_attempt(rollout) for rollout in rollouts]
 
 
@@ -50,7 +53,7 @@ async def _claim_rows(call: Call, rows: RowStore) -> Reply | None:
     limit, worker_id = wanted
     if limit < 1:
         return Reply(200, b"[]", JSON_HEADERS)
-    claimed = await rows.claim_rows(min(limit, _LARGEST_CLAIM), worker_id)
+    claimed = await rows.claim_rows(min(limit, _LARGEST_CLAIM), worker_id, await call.idempotency_key())
     return Reply(200, row_json.ATTEMPTED_ROLLOUTS.array(claimed, exact=call.exact), JSON_HEADERS)
 
 
@@ -62,13 +65,15 @@ async def _claim_rows(call: Call, rows: RowStore) -> Reply | None:
     errors=(503,),
     tag="queues",
     lean=_claim_rows,
+    keyed=True,
 )
 async def dequeue_rollouts(call: Call, request: DequeueRequest) -> Sequence[AttemptedRollout]:
     """Claim the oldest queued rollouts, each with a new attempt."""
     limit = min(request.limit, _LARGEST_CLAIM)
     if limit < 1:
         return []
-    return await call.store.dequeue_many_rollouts(limit=limit, worker_id=request.worker_id)
+    key = await call.idempotency_key()
+    return await call.store.dequeue_many_rollouts(limit=limit, worker_id=request.worker_id, idempotency_key=key)
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (enqueue_rollouts, dequeue_rollouts)

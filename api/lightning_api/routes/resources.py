@@ -37,10 +37,11 @@ async def query_resources(call: Call, query: ResourcesQuery) -> PaginatedResult[
     status=201,
     errors=(503,),
     tag="resources",
+    keyed=True,
 )
 async def add_resources(call: Call, resources: NamedResources) -> ResourcesUpdate:
     """Store resources under a new id; they become the latest."""
-    return await call.store.add_resources(resources)
+    return await call.store.add_resources(resources, idempotency_key=await call.idempotency_key())
 
 
 @operation("GET", "/v1/agl/resources/latest", Nothing(), returns=ResourcesUpdate | None, errors=(503,), tag="resources")
@@ -70,10 +71,12 @@ async def get_resources(call: Call, _nothing: None) -> ResourcesUpdate | None:
     returns=ResourcesUpdate,
     errors=(503,),
     tag="resources",
+    keyed=True,
 )
 async def update_resources(call: Call, resources: NamedResources) -> ResourcesUpdate:
     """Replace the resources of an id and count its version up, or create it; they become the latest."""
-    return await call.store.update_resources(call.new_id("resources_id"), resources)
+    key = await call.idempotency_key()
+    return await call.store.update_resources(call.new_id("resources_id"), resources, idempotency_key=key)
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (

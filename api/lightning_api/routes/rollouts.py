@@ -32,11 +32,18 @@ def without_attempt(rollout: Rollout) -> Any:
     status=201,
     errors=(503,),
     tag="rollouts",
+    keyed=True,
 )
 async def start_rollout(call: Call, request: StartRolloutRequest) -> AttemptedRollout:
     """Create a rollout that is worked on at once, with its first attempt."""
     return await call.store.start_rollout(
-        request.input, request.mode, request.resources_id, request.config, request.metadata, request.worker_id
+        request.input,
+        request.mode,
+        request.resources_id,
+        request.config,
+        request.metadata,
+        request.worker_id,
+        idempotency_key=await call.idempotency_key(),
     )
 
 
@@ -116,11 +123,14 @@ async def get_rollout(call: Call, _nothing: None) -> Rollout | Reply:
     returns=Rollout,
     errors=(400, 404, 503),
     tag="rollouts",
+    keyed=True,
 )
 async def update_rollout(call: Call, request: RolloutUpdate) -> Any:
     """Change fields of a rollout; its attempts stay as they are."""
     changes = changes_of(request, _NOT_NULL)
-    return without_attempt(await call.store.update_rollout(call.existing_id("rollout_id"), **changes))
+    key = await call.idempotency_key()
+    rollout_id = call.existing_id("rollout_id")
+    return without_attempt(await call.store.update_rollout(rollout_id, **changes, idempotency_key=key))
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
