@@ -282,3 +282,117 @@ async def test_what_has_no_json_form_is_refused(client: LightningClient) -> None
     with pytest.raises(InvalidRequestError):
         await client.enqueue_rollout({"a": object()})
     assert (await client.query_rollouts()).total == 0
+
+
+# Answers that get lost
+
+
+@pytest.fixture
+def losing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths whose next answer is lost, each once; the request takes place."""
+    lost: list[str] = []
+    request = client_transport.Transport._request
+
+    async def lossy(self: Any, method: str, path: str, *rest: Any) -> Any:
+        answer = await request(self, method, path, *rest)
+        if path in lost:
+            lost.remove(path)
+            raise client_transport._UnavailableError("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(client_transport.Transport, "_request", lossy)
+    return lost
+
+
+DEQUEUE = "/v1/agl/queues/rollouts/dequeue"
+
+
+async def test_a_call_whose_answer_is_lost_takes_place_once(client: LightningClient, losing: list[str]) -> None:
+    losing += ["/v1/agl/queues/rollouts/enqueue", DEQUEUE, "/v1/agl/rollouts", "/v1/agl/resources"]
+    queued = await client.enqueue_rollout("queued")
+    claimed = await client.dequeue_rollout("w")
+    assert claimed is not None
+    assert claimed.rollout_id == queued.rollout_id
+    assert await client.dequeue_rollout("w") is None
+    started = await client.start_rollout("started")
+    resources = await client.add_resources({})
+    losing += [f"/v1/agl/rollouts/{started.rollout_id}/attempts", f"/v1/agl/resources/{resources.resources_id}"]
+    assert (await client.start_attempt(started.rollout_id)).attempt.sequence_id == 2
+    assert (await client.update_resources(resources.resources_id, {})).version == 2
+    assert losing == []
+    assert (await client.query_rollouts()).total == 2
+    assert (await client.query_resources()).total == 1
+
+
+async def test_a_span_whose_answer_is_lost_is_answered_as_stored(client: LightningClient, losing: list[str]) -> None:
+    started = await client.start_rollout(1)
+    key = (started.rollout_id, started.attempt.attempt_id)
+    span = make_span(*key, "s", 1, attributes={"nan": float("nan"), "a": [1, -0.0]})
+    losing += ["/v1/agl/spans"]
+    assert await client.add_span(span) is span
+    losing += ["/v1/agl/spans"]
+    assert await client.add_span(make_span(*key, "s", 2)) is None  # another one, which was not stored
+    assert await client.add_span(span) is None
+    losing += ["/v1/lightning/spans"]
+    many = [make_span(*key, "s", 1), make_span(*key, "t", 2)]
+    assert [stored.span_id for stored in (await client.import_spans(many)).stored] == ["t"]
+    assert losing == []
+    assert (await client.query_spans(key[0])).total == 2
+
+
+async def given_up(client: LightningClient, losing: list[str]) -> None:
+    """Claim, lose the answer, and go away before the call is made again."""
+    losing.append(DEQUEUE)
+    claim = asyncio.create_task(client.dequeue_rollout("w"))
+    while losing:
+        await asyncio.sleep(0)
+    claim.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claim
+
+
+async def test_a_claim_that_was_given_up_is_answered_by_the_next(client: LightningClient, losing: list[str]) -> None:
+    for number in range(3):
+        await client.enqueue_rollout(number)
+    await given_up(client, losing)
+    other = await client.dequeue_rollout("v")
+    assert other is not None
+    assert other.input == 1
+    claimed = [await client.dequeue_rollout("w"), await client.dequeue_rollout("w")]
+    assert [rollout and rollout.input for rollout in claimed] == [0, 2]
+
+
+async def test_a_claim_that_was_given_up_and_is_over_is_not_worked_on(
+    client: LightningClient, losing: list[str]
+) -> None:
+    await client.enqueue_rollout(0)
+    await client.enqueue_rollout(1)
+    await given_up(client, losing)
+    [lost, _] = await client.query_rollouts()
+    await client.update_attempt(lost.rollout_id, "latest", status="failed")
+    claimed = await client.dequeue_rollout("w")
+    assert claimed is not None
+    assert claimed.input == 1
+
+
+async def test_a_claim_that_takes_place_late_is_answered_by_the_next(
+    client: LightningClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first try was still on its way when the second one found nothing."""
+    request = client_transport.Transport._request
+    late: list[tuple[Any, ...]] = []
+
+    async def slow(self: Any, *rest: Any) -> Any:
+        if rest[1] == DEQUEUE and not late:
+            late.append(rest)
+            raise client_transport._UnavailableError("no answer yet")
+        return await request(self, *rest)
+
+    monkeypatch.setattr(client_transport.Transport, "_request", slow)
+    assert await client.dequeue_rollout("w") is None
+    await client.enqueue_rollout("late")
+    [taken] = await request(client._transport, *late[0])
+    found = await client.dequeue_rollout("w")
+    assert found is not None
+    assert found.attempt.attempt_id == taken["attempt"]["attempt_id"]
+    assert await client.dequeue_rollout("w") is None
