@@ -344,7 +344,7 @@ async def given_up(client: LightningClient, losing: list[str]) -> None:
     """Claim, lose the answer, and go away before the call is made again."""
     losing.append(DEQUEUE)
     claim = asyncio.create_task(client.dequeue_rollout("w"))
-    while losing:
+    while losing:  # noqa: ASYNC110 - the very next step of the client shall not take place
         await asyncio.sleep(0)
     claim.cancel()
     with pytest.raises(asyncio.CancelledError):

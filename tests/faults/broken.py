@@ -58,6 +58,19 @@ def guess() -> None:
     Lanes._add_spans = add
 
 
+def forget_keys() -> None:
+    """Idempotency keys are taken for nothing."""
+    for name in ("enqueue_rows", "claim_rows"):
+        whole = getattr(SqlStore, name)
+
+        async def forgetful(self: SqlStore, *arguments: Any, whole: Any = whole) -> Any:
+            return await whole(
+                self, *(None if isinstance(argument, IdempotencyKey) else argument for argument in arguments)
+            )
+
+        setattr(SqlStore, name, forgetful)
+
+
 _claimed: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)
 _stores: list[SqlStore] = []
 
@@ -166,7 +179,7 @@ def wake_confused() -> None:
     SqlStore.sweep = confused
 
 
-MODES = {mode.__name__: mode for mode in (acknowledge_early, guess, undo, give_back, wake_confused)}
+MODES = {mode.__name__: mode for mode in (acknowledge_early, guess, undo, forget_keys, give_back, wake_confused)}
 
 if __name__ == "__main__":
     MODES[sys.argv.pop(1)]()

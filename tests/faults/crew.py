@@ -6,6 +6,7 @@ answered with how many requests are on their way, and the end of the input ends 
 """
 
 import asyncio
+import itertools
 import random
 import sys
 import uuid
@@ -43,6 +44,7 @@ class Own:
         from lightning_sql import records
 
         self.types: Any = records
+        # As its users have it: it makes its calls again until the servers are back.
         self.client: Any = LightningClient(url, request_seconds=15.0, connect_seconds=2.0)
 
 
@@ -70,10 +72,15 @@ class Crew:
         self._urls = urls
         self._enqueued = 0
         self._claimed = 0
+        self._leaving = False
         self.flight = 0
 
+    def leave(self) -> None:
+        """Let everybody finish the call that they are at, and go."""
+        self._leaving = True
+
     async def work(self) -> None:
-        """Work until cancelled."""
+        """Work until told to leave."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._algorithm(self._kind(random.choice(self._urls))))
             for number in range(self._runners):
@@ -86,6 +93,7 @@ class Crew:
         try:
             return await call()
         except FAILURES:
+            self._notebook.note("failure", self._name)
             await asyncio.sleep(random.uniform(0.02, 0.2))
             return None
         finally:
@@ -95,7 +103,7 @@ class Crew:
         types, client = way.types, way.client
         request = types.EnqueueRolloutRequest(input={"task": self._name}, config=types.RolloutConfig(**LIMITS))
         async with closing(client):
-            for turn in range(sys.maxsize):
+            for turn in itertools.takewhile(lambda _: not self._leaving, itertools.count()):
                 if self._enqueued - self._claimed < QUEUE_LENGTH:
                     queued = await self._try(lambda: client.enqueue_many_rollouts([request] * ENQUEUED_AT_ONCE))
                     if queued:
@@ -112,7 +120,7 @@ class Crew:
 
     async def _runner(self, way: Any, worker_id: str) -> None:
         async with closing(way.client):
-            while True:
+            while not self._leaving:
                 claimed = await self._try(lambda: way.client.dequeue_rollout(worker_id))
                 if not claimed:
                     await asyncio.sleep(0.02)
@@ -176,10 +184,8 @@ async def main(kind: str, folder: str, name: str, runners: str, *urls: str) -> N
         if line == b"flight\n":
             sys.stdout.write(f"{crew.flight}\n")
             sys.stdout.flush()
-    working.cancel()
-    await asyncio.wait([working])
-    if not working.cancelled() and (error := working.exception()) is not None:
-        raise error
+    crew.leave()
+    await working
 
 
 if __name__ == "__main__":

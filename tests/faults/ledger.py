@@ -1,7 +1,8 @@
 """What a server acknowledged, as its callers noted it, and what of that a database does not have.
 
-A caller writes down an answer when it has it, so that everything in a ledger was acknowledged; what was
-done without an answer is in no ledger, and may or may not be in the database.
+A caller writes down an answer when it has it, so that everything in a ledger was acknowledged. What was
+done without an answer is in no ledger. Callers whose calls carry keys make them until they are answered,
+so that nothing may be in the database which is not in their ledger either.
 """
 
 import json
@@ -17,12 +18,12 @@ from tests.native_laws import broken_laws, rows_of
 
 __all__ = ["Ledger", "Notebook", "Report", "check", "read"]
 
-ATTEMPTS = "SELECT rollout_id, attempt_id, sequence_id, status FROM attempts WHERE partition_id = :partition"
+ATTEMPTS = "SELECT rollout_id, attempt_id, sequence_id, status, worker_id FROM attempts WHERE partition_id = :partition"
 SPANS = """
 SELECT rollout_id, attempt_id, span_id, count(*) FROM spans WHERE partition_id = :partition
 GROUP BY rollout_id, attempt_id, span_id
 """
-ROLLOUTS = "SELECT rollout_id, status FROM rollouts WHERE partition_id = :partition"
+ROLLOUTS = "SELECT rollout_id, status, CAST(input AS text) FROM rollouts WHERE partition_id = :partition"
 RESOURCES = "SELECT resources_id, version FROM resources WHERE partition_id = :partition"
 
 
@@ -50,6 +51,8 @@ class Ledger:
     """The last status that was acknowledged of an attempt."""
     resources: dict[str, int] = field(default_factory=dict[str, int])
     """The highest version that was acknowledged."""
+    failures: Counter[str] = field(default_factory=Counter[str])
+    """How many calls of a crew had no answer in the end."""
 
     def add(self, what: str, details: Sequence[Any]) -> None:
         """Add a line."""
@@ -68,6 +71,8 @@ class Ledger:
             case "resources":
                 resources_id, version = details
                 self.resources[resources_id] = max(version, self.resources.get(resources_id, 0))
+            case "failure":
+                self.failures[details[0]] += 1
             case _:
                 raise ValueError(f"no ledger has lines of {what!r}")
 
@@ -90,6 +95,8 @@ class Report:
     lost: list[str] = field(default_factory=list[str])
     double: list[str] = field(default_factory=list[str])
     gaps: list[str] = field(default_factory=list[str])
+    orphans: list[str] = field(default_factory=list[str])
+    """What calls with keys did, and nobody was told of."""
     broken: list[str] = field(default_factory=list[str])
     """Other laws, as `tests.native_laws` words them."""
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -97,14 +104,19 @@ class Report:
     @property
     def wrong(self) -> list[str]:
         """All of it."""
-        return [*self.lost, *self.double, *self.gaps, *self.broken]
+        return [*self.lost, *self.double, *self.gaps, *self.orphans, *self.broken]
+
+
+def _is_keyed(name: str) -> bool:
+    """Whether a crew, or a worker of one, uses our own client."""
+    return name.startswith("own")
 
 
 async def check(ledger: Ledger, store: SqlStore) -> Report:
     """Compare a ledger with the database of a store that nobody writes to any more."""
     report = Report()
-    rollouts = dict(await rows_of(store, ROLLOUTS))
-    attempts = {(row[0], row[1]): (row[2], row[3]) for row in await rows_of(store, ATTEMPTS)}
+    rollouts = {row[0]: tuple(row[1:]) for row in await rows_of(store, ROLLOUTS)}
+    attempts = {(row[0], row[1]): tuple(row[2:]) for row in await rows_of(store, ATTEMPTS)}
     spans = {tuple(row[:3]): row[3] for row in await rows_of(store, SPANS)}
     resources = dict(await rows_of(store, RESOURCES))
 
@@ -129,11 +141,22 @@ async def check(ledger: Ledger, store: SqlStore) -> Report:
     report.double += [f"span {span} is stored {count} times" for span, count in spans.items() if count != 1]
 
     numbers: dict[str, list[int]] = {}
-    for (rollout_id, _), (number, _) in attempts.items():
+    for (rollout_id, _), (number, *_) in attempts.items():
         numbers.setdefault(rollout_id, []).append(number)
     for rollout_id, found in numbers.items():
         if sorted(found) != list(range(1, len(found) + 1)):
             report.gaps.append(f"the attempts of {rollout_id} are numbered {sorted(found)}")
+
+    claimed = {(rollout_id, attempt_id) for rollout_id, attempt_id, _ in ledger.claims}
+    report.orphans += [
+        f"rollout {rollout_id}"
+        for rollout_id, (_, task) in rollouts.items()
+        if _is_keyed(json.loads(task)["task"]) and rollout_id not in ledger.enqueued
+    ]
+    report.orphans += [
+        f"attempt {key}" for key, row in attempts.items() if _is_keyed(row[2] or "") and key not in claimed
+    ]
+    report.orphans += [f"{count} calls of {name}" for name, count in ledger.failures.items() if _is_keyed(name)]
 
     report.broken = await broken_laws(store, time.time())
     report.counts.update(
@@ -143,7 +166,8 @@ async def check(ledger: Ledger, store: SqlStore) -> Report:
         spans=len(ledger.spans),
         ends=len(ledger.ends),
         resources=len(ledger.resources),
-        finished=sum(status == "succeeded" for status in rollouts.values()),
+        finished=sum(status == "succeeded" for status, _ in rollouts.values()),
+        unanswered=ledger.failures.total(),
         attempts=len(attempts),
     )
     return report

@@ -25,7 +25,7 @@ from tests.faults.proxy import Proxy, proxy_to
 __all__ = ["FAULTS", "OF_THE_DATABASE", "Fault", "Stage", "stage_on"]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
+PATIENCE = 100.0
 IN_FLIGHT = 16
 """So many requests must be on their way when a fault falls."""
 FROZEN_SECONDS = 5.0
