@@ -72,12 +72,16 @@ class Edge:
         path = scope["path"]
         if self._token is not None and path not in UNGUARDED and not self._authorized(scope):
             return Reply.json(401, {"detail": "A valid bearer token is required"}, {"www-authenticate": "Bearer"})
+        raw = scope["raw_path"].partition(b"?")[0]
+        if b"%" in raw and b"%2f" in raw.lower():
+            # An escaped slash belongs to an id, and no id in a path has any; unescaped, it would name another route.
+            return _not_found()
         if path.endswith("/") and path != "/":
-            return _redirect(scope, path)
+            return _redirect(scope, path, raw)
         if "//" in path:
             # Litestar would take several slashes for one, and so an empty id for no id.
             return _not_found()
-        if "\ufffd" in path and b"%ef%bf%bd" not in scope["raw_path"].lower():
+        if "\ufffd" in path and b"%ef%bf%bd" not in raw.lower():
             # The server put a replacement character for what it could not decode, so that different ids look alike.
             return Reply.json(400, {"detail": "The path is not UTF-8"})
         return None
@@ -87,11 +91,8 @@ class Edge:
         return scheme.lower() == b"bearer" and hmac.compare_digest(credentials.strip(), self._token or b"")
 
 
-def _redirect(scope: HTTPScope, path: str) -> Reply:
-    bare = path[:-1]
-    raw = scope["raw_path"].partition(b"?")[0]
-    # A slash that was written as %2F belongs to an id, and no id has slashes.
-    if "//" in path or not raw.endswith(b"/") or not is_known_path(scope, bare):
+def _redirect(scope: HTTPScope, path: str, raw: bytes) -> Reply:
+    if "//" in path or not is_known_path(scope, path[:-1]):
         return _not_found()
     query = scope["query_string"]
     location = raw[:-1] + (b"?" + query if query else b"")
