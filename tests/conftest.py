@@ -28,6 +28,8 @@ settings.register_profile(
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+# `make properties` asks for this one; each property says itself how few examples do in every run of the tests.
+settings.register_profile("long", settings.get_profile("databases"), max_examples=5000, derandomize=False)
 settings.load_profile("databases")
 
 

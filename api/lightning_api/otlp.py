@@ -6,7 +6,6 @@ What belongs to no attempt is skipped; what cannot be stored costs only itself a
 from __future__ import annotations
 
 import gzip
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,6 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from pydantic import ValidationError
 
 from lightning_api.errors import BodyTooLargeError
+from lightning_api.otlp_limits import MalformedExportError, check_fields, decompress
 from lightning_sql.otel import attributes, seconds
 from lightning_sql.records import (
     SEQUENCE_LIMIT,
@@ -36,6 +36,7 @@ from lightning_sql.records import (
 
 __all__ = [
     "CONTENT_TYPE",
+    "RECORDS",
     "Export",
     "MalformedExportError",
     "compress",
@@ -54,11 +55,9 @@ _SEQUENCE_ID: Final = "agentlightning.span_sequence_id"
 
 _STATUS_CODES: Final[Mapping[int, StatusCode]] = {0: "UNSET", 1: "OK", 2: "ERROR"}
 _NAMED_REASONS: Final = 5
-_CHUNK_BYTES: Final = 1024 * 1024
 
-
-class MalformedExportError(Exception):
-    """An export request cannot be read; the message says why, in one line."""
+RECORDS: Final = 50_000
+"""The most spans, events and links, all together, that an export may have: each becomes a record."""
 
 
 @dataclass(slots=True)
@@ -74,49 +73,20 @@ class Export:
     """Why a span could not become a record, one reason each."""
 
 
-def decompress(body: bytes, limit: int) -> bytes:
-    """The content of a gzip file of any number of members.
-
-    Args:
-        body: the file.
-        limit: the largest content, in bytes.
-
-    Raises:
-        MalformedExportError: it is no complete gzip file.
-        BodyTooLargeError: the content is larger.
-    """
-    chunks: list[bytes] = []
-    size = 0
-    while body:
-        member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-        while not member.eof:
-            try:
-                chunk = member.decompress(body, _CHUNK_BYTES)
-            except zlib.error:
-                raise MalformedExportError("the body is not valid gzip") from None
-            body = member.unconsumed_tail
-            size += len(chunk)
-            if size > limit:
-                raise BodyTooLargeError
-            chunks.append(chunk)
-            if not chunk and not body and not member.eof:
-                raise MalformedExportError("the body is truncated gzip")
-        # Padding with zeros between and after members is part of the format's practice.
-        body = member.unused_data.lstrip(b"\x00")
-    return b"".join(chunks)
-
-
 def decode_export(body: bytes) -> Export:
     """The spans of a binary `ExportTraceServiceRequest`; an empty body is an empty export.
 
     Raises:
         MalformedExportError: it is no such message.
+        BodyTooLargeError: it has too many fields, or too many spans, events and links.
     """
+    check_fields(body)
     request = ExportTraceServiceRequest()
     try:
         request.ParseFromString(body)
     except message.DecodeError:
         raise MalformedExportError("the body is not an ExportTraceServiceRequest") from None
+    _check_records(request)
     export = Export()
     for resource_spans in request.resource_spans:
         resource = OtelResource.model_construct(
@@ -126,6 +96,18 @@ def decode_export(body: bytes) -> Export:
             for span in scope_spans.spans:
                 _add_span(export, span, resource)
     return export
+
+
+def _check_records(request: ExportTraceServiceRequest) -> None:
+    count = 0
+    for resource_spans in request.resource_spans:
+        for scope_spans in resource_spans.scope_spans:
+            count += len(scope_spans.spans)
+            if count > RECORDS:
+                raise BodyTooLargeError
+            count += sum(len(span.events) + len(span.links) for span in scope_spans.spans)
+    if count > RECORDS:
+        raise BodyTooLargeError
 
 
 def _add_span(export: Export, span: ProtoSpan, resource: OtelResource) -> None:

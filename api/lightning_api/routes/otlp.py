@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Final
 
@@ -16,6 +17,8 @@ logger: Final = logging.getLogger(__name__)
 
 _PROTOBUF: Final = (b"content-type", otlp.CONTENT_TYPE.encode())
 _GZIPPED: Final = (b"content-encoding", b"gzip")
+
+_INLINE_BYTES: Final = 256 * 1024
 
 
 def _reply(call: Call, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> Reply:
@@ -38,14 +41,17 @@ async def _read(call: Call) -> otlp.Export:
     if content_type != otlp.CONTENT_TYPE:
         raise otlp.MalformedExportError(f"the content type must be {otlp.CONTENT_TYPE}")
     body = await call.body()
-    match (call.header(b"content-encoding") or b"identity").strip().lower():
-        case b"identity":
-            pass
-        case b"gzip":
-            body = otlp.decompress(body, call.service.settings.body_limit)
-        case _:
-            raise otlp.MalformedExportError("the content encoding must be gzip, or none")
-    return otlp.decode_export(body)
+    coding = (call.header(b"content-encoding") or b"identity").strip().lower()
+    if coding not in (b"identity", b"gzip"):
+        raise otlp.MalformedExportError("the content encoding must be gzip, or none")
+    if coding == b"identity" and len(body) <= _INLINE_BYTES:
+        return otlp.decode_export(body)
+    # What unpacks or converts much does so beside the event loop, which others wait for.
+    return await asyncio.to_thread(_decode, body, coding == b"gzip", call.service.settings.body_limit)
+
+
+def _decode(body: bytes, zipped: bool, limit: int) -> otlp.Export:
+    return otlp.decode_export(otlp.decompress(body, limit) if zipped else body)
 
 
 @operation(
