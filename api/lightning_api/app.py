@@ -17,9 +17,8 @@ from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from lightning_api.documentation import documentation_of
 from lightning_api.edge import Edge
-from lightning_api.errors import reply_to_error
+from lightning_api.errors import failure, failure_of
 from lightning_api.operations import Endpoint, Operation, Service
-from lightning_api.replies import Reply
 from lightning_api.routes import OPERATIONS
 from lightning_api.settings import Settings
 from lightning_api.shortcuts import Shortcuts
@@ -175,7 +174,7 @@ def _handler(path: str, endpoints: Mapping[str, ASGIApp]) -> HTTPRouteHandler:
         await endpoints.get(cast(HTTPScope, scope)["method"], refuse)(scope, receive, send)
 
     async def refuse(_scope: Scope, _receive: Receive, send: Send) -> None:
-        await Reply.json(405, {"detail": "Method Not Allowed"}, {"allow": allowed}).send(send)
+        await failure(path, 405, "Method Not Allowed", ((b"allow", allowed.encode()),)).send(send)
 
     def middleware(app: ASGIApp) -> ASGIApp:  # noqa: ARG001 - Litestar's signature
         return dispatch
@@ -191,8 +190,8 @@ def _handler(path: str, endpoints: Mapping[str, ASGIApp]) -> HTTPRouteHandler:
     return handler(answered_by_middleware)
 
 
-def _on_error(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def _on_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer what goes wrong before an endpoint is found."""
-    reply = reply_to_error(error)
+    reply = failure_of(request.scope["path"], error)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers}
     return Response(reply.body, status_code=reply.status, media_type=headers.pop("content-type"), headers=headers)

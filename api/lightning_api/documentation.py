@@ -208,7 +208,7 @@ def _responses(declared: Operation, schemas: _Schemas, settings: Settings) -> di
         schema: dict[str, Any] = schemas.of(failure.__name__)
         if declared.media_type != "application/json" and status != 401:
             media_type, schema = declared.media_type, {"type": "string", "format": "binary"}
-        elif declared.problems and status != 401:
+        elif declared.problems:
             media_type, schema = "application/problem+json", schemas.of("Problem")
         responses[str(status)] = {"description": description, "content": {media_type: {"schema": schema}}}
     return responses

@@ -8,7 +8,8 @@ from typing import Final, cast
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from lightning_api.replies import Reply
+from lightning_api.errors import failure
+from lightning_api.replies import Headers, Reply
 from lightning_api.shortcuts import Shortcuts
 
 __all__ = ["UNGUARDED", "Edge", "is_known_path"]
@@ -16,7 +17,14 @@ __all__ = ["UNGUARDED", "Edge", "is_known_path"]
 UNGUARDED: Final = frozenset({"/v1/agl/health", "/healthz", "/readyz"})
 """The paths that need no token."""
 
-_EXPOSED: Final = b"*, Allow, Content-Encoding, Location, Retry-After, WWW-Authenticate"
+_HARMLESS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing."""
+_CREDENTIALS: Final = (b"access-control-allow-credentials", b"true")
+_EXPOSED: Final = (
+    b"access-control-expose-headers",
+    b"*, Allow, Content-Encoding, Location, Retry-After, WWW-Authenticate",
+)
+_VARY: Final = (b"vary", b"Origin")
 _METHODS: Final = b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 _PREFLIGHT_SECONDS: Final = b"600"
 
@@ -38,7 +46,8 @@ class Edge:
     Args:
         app: what is behind it.
         shortcuts: what of that can be reached directly.
-        cors_origins: the origins whose pages may call, with credentials; `*` is any, none turns CORS off.
+        cors_origins: the origins whose pages may call, with credentials; `*` is any, without credentials, none
+            turns CORS off.
         token: the bearer token to ask for, or None.
     """
 
@@ -57,11 +66,11 @@ class Edge:
             return
         request = cast(HTTPScope, scope)
         if self._cors and (origin := _header(request, b"origin")) is not None:
-            allowed = self._any_origin or origin in self._origins
+            allowed = self._allowed(origin)
             if request["method"] == "OPTIONS" and _header(request, b"access-control-request-method") is not None:
-                await _preflight(request, origin if allowed else None).send(send)
+                await _preflight(request, allowed).send(send)
                 return
-            send = _with_headers(send, _cors_headers(origin) if allowed else [(b"vary", b"Origin")])
+            send = _with_headers(send, allowed or (_VARY,))
         reply = self._refusal(request)
         if reply is None:
             await (self._shortcuts.find(request) or self._app)(scope, receive, send)
@@ -70,37 +79,63 @@ class Edge:
 
     def _refusal(self, scope: HTTPScope) -> Reply | None:
         path = scope["path"]
-        if self._token is not None and path not in UNGUARDED and not self._authorized(scope):
-            return Reply.json(401, {"detail": "A valid bearer token is required"}, {"www-authenticate": "Bearer"})
+        if self._token is None:
+            if scope["method"] not in _HARMLESS and self._is_foreign(scope):
+                return failure(path, 403, "Pages of other origins may not do this; --cors-origin allows an origin")
+        elif path not in UNGUARDED and not _authorized(scope, self._token):
+            return failure(path, 401, "A valid bearer token is required", ((b"www-authenticate", b"Bearer"),))
         raw = scope["raw_path"].partition(b"?")[0]
         if b"%" in raw and b"%2f" in raw.lower():
             # An escaped slash belongs to an id, and no id in a path has any; unescaped, it would name another route.
-            return _not_found()
+            return _not_found(path)
         if path.endswith("/") and path != "/":
             return _redirect(scope, path, raw)
         if "//" in path:
             # Litestar would take several slashes for one, and so an empty id for no id.
-            return _not_found()
+            return _not_found(path)
         if "\ufffd" in path and b"%ef%bf%bd" not in raw.lower():
             # The server put a replacement character for what it could not decode, so that different ids look alike.
-            return Reply.json(400, {"detail": "The path is not UTF-8"})
+            return failure(path, 400, "The path is not UTF-8")
         return None
 
-    def _authorized(self, scope: HTTPScope) -> bool:
-        scheme, _, credentials = (_header(scope, b"authorization") or b"").partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(credentials.strip(), self._token or b"")
+    def _allowed(self, origin: bytes) -> Headers:
+        """What tells a browser that pages of an origin may call; nothing if they may not."""
+        if origin in self._origins:
+            return ((b"access-control-allow-origin", origin), _CREDENTIALS, _EXPOSED, _VARY)
+        # Pages of anybody must not call with what the browser knows of its user.
+        return ((b"access-control-allow-origin", b"*"), _EXPOSED, _VARY) if self._any_origin else ()
+
+    def _is_foreign(self, scope: HTTPScope) -> bool:
+        """Whether a page asks that is neither of this server nor of an origin that is allowed.
+
+        A browser sends some requests for any page, and only keeps the answer from it.
+        """
+        origin = _header(scope, b"origin")
+        if origin is None:
+            return False
+        own = _header(scope, b"host") or b""
+        return not self._allowed(origin) and origin.partition(b"://")[2].lower() != own.lower()
+
+
+def _authorized(scope: HTTPScope, token: bytes) -> bool:
+    """Whether a request carries the token, once and nothing beside it."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(given) != 1:
+        return False
+    scheme, _, credentials = given[0].partition(b" ")
+    return hmac.compare_digest(credentials.strip(), token) and scheme.lower() == b"bearer"
 
 
 def _redirect(scope: HTTPScope, path: str, raw: bytes) -> Reply:
     if "//" in path or not is_known_path(scope, path[:-1]):
-        return _not_found()
+        return _not_found(path)
     query = scope["query_string"]
     location = raw[:-1] + (b"?" + query if query else b"")
     return Reply(307, b"", ((b"location", location),))
 
 
-def _not_found() -> Reply:
-    return Reply.json(404, {"detail": "Not Found"})
+def _not_found(path: str) -> Reply:
+    return failure(path, 404, "Not Found")
 
 
 def _header(scope: HTTPScope, name: bytes) -> bytes | None:
@@ -110,21 +145,11 @@ def _header(scope: HTTPScope, name: bytes) -> bytes | None:
     return None
 
 
-def _cors_headers(origin: bytes) -> list[tuple[bytes, bytes]]:
-    # A wildcard would forbid credentials, so the origin is named; it then decides what a cache may reuse.
-    return [
-        (b"access-control-allow-origin", origin),
-        (b"access-control-allow-credentials", b"true"),
-        (b"access-control-expose-headers", _EXPOSED),
-        (b"vary", b"Origin"),
-    ]
-
-
-def _preflight(scope: HTTPScope, origin: bytes | None) -> Reply:
-    if origin is None:
+def _preflight(scope: HTTPScope, allowed: Headers) -> Reply:
+    if not allowed:
         return Reply.json(400, {"detail": "This origin is not allowed"}, {"vary": "Origin"})
     headers = [
-        *_cors_headers(origin),
+        *allowed,
         (b"access-control-allow-methods", _METHODS),
         (b"access-control-max-age", _PREFLIGHT_SECONDS),
     ]
@@ -134,7 +159,7 @@ def _preflight(scope: HTTPScope, origin: bytes | None) -> Reply:
     return Reply(200, b"", tuple(headers))
 
 
-def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
+def _with_headers(send: Send, headers: Headers) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [*message["headers"], *headers]

@@ -12,7 +12,7 @@ from litestar.exceptions import HTTPException
 from pydantic import ValidationError
 
 from lightning_api.payloads import MalformedJsonError, UndecodableBodyError, encode_json
-from lightning_api.replies import Reply
+from lightning_api.replies import Headers, Reply
 from lightning_sql.errors import (
     DatabaseUnavailableError,
     IdempotencyKeyReusedError,
@@ -25,6 +25,8 @@ from lightning_sql.errors import (
 __all__ = [
     "BodyTooLargeError",
     "InvalidPartError",
+    "failure",
+    "failure_of",
     "problem",
     "problem_of",
     "rejection",
@@ -33,6 +35,9 @@ __all__ = [
 ]
 
 logger: Final = logging.getLogger(__name__)
+
+_OWN_ROUTES: Final = "/v1/lightning/"
+"""Where the routes are that are not the protocol's; failures there are problem details."""
 
 _ECHO_TEXT: Final = 200
 _ECHO_ITEMS: Final = 20
@@ -123,7 +128,7 @@ def status_and_reason(error: Exception) -> tuple[int, str]:
         case DatabaseUnavailableError():
             logger.warning("answered 503: %s", error)
             return 503, "The database is not available; try again"
-        case HTTPException():
+        case HTTPException() if error.status_code < 500:
             return error.status_code, error.detail
         case _:
             logger.error("answered 500", exc_info=error)
@@ -204,4 +209,23 @@ def problem_of(error: Exception) -> Reply:
     if isinstance(error, IdempotencyKeyReusedError):
         return problem(422, str(error), errors=[_reused(error)])
     status, reason = status_and_reason(error)
-    return problem(status, reason)
+    reply = problem(status, reason)
+    if status == 405 and isinstance(error, HTTPException):
+        reply.headers += ((b"allow", _allowed(error).encode()),)
+    return reply
+
+
+def failure(path: str, status: int, detail: str, headers: Headers = ()) -> Reply:
+    """A failure for which no operation answers, in the form that the routes around the path have."""
+    reply = problem(status, detail) if _is_own(path) else Reply.json(status, {"detail": detail})
+    reply.headers += headers
+    return reply
+
+
+def failure_of(path: str, error: Exception) -> Reply:
+    """As `failure`, for an exception."""
+    return problem_of(error) if _is_own(path) else reply_to_error(error)
+
+
+def _is_own(path: str) -> bool:
+    return f"{path}/".startswith(_OWN_ROUTES)

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from lightning_api import edge
+
 V1 = "/v1/agl"
 TOKEN = "a-long-token"
 ORIGIN = "https://dashboard.example"
@@ -88,14 +90,18 @@ async def test_without_origins_there_are_no_cors_headers(client: Any) -> None:
     assert (await client.options(f"{V1}/rollouts", headers=preflight)).status_code == 405
 
 
-@pytest.mark.parametrize("origins", [("*",), ("https://other", ORIGIN)])
-async def test_allowed_origins(serve: Any, origins: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("origins", "named"),
+    [(("https://other", ORIGIN), True), (("*", ORIGIN), True), (("*",), False), (("https://other", "*"), False)],
+)
+async def test_allowed_origins(serve: Any, origins: tuple[str, ...], named: bool) -> None:
+    """A wildcard is never combined with credentials, and none comes from it."""
     client = await serve(cors_origins=origins, token=TOKEN)
     for path, status in ((f"{V1}/health", 200), (f"{V1}/workers", 401), ("/nope", 401), (f"{V1}/health/", 401)):
         answer = await client.get(path, headers={"origin": ORIGIN}, follow_redirects=False)
         assert (path, answer.status_code) == (path, status)
-        assert answer.headers["access-control-allow-origin"] == ORIGIN
-        assert answer.headers["access-control-allow-credentials"] == "true"
+        assert answer.headers["access-control-allow-origin"] == (ORIGIN if named else "*")
+        assert answer.headers.get("access-control-allow-credentials") == ("true" if named else None)
         assert answer.headers["access-control-expose-headers"].startswith("*")
         assert answer.headers["vary"] == "Origin"
     preflight = {
@@ -105,10 +111,10 @@ async def test_allowed_origins(serve: Any, origins: tuple[str, ...]) -> None:
     }
     answer = await client.options(f"{V1}/rollouts", headers=preflight)
     assert answer.status_code == 200
-    assert answer.headers["access-control-allow-origin"] == ORIGIN
+    assert answer.headers["access-control-allow-origin"] == (ORIGIN if named else "*")
     assert answer.headers["access-control-allow-headers"] == "authorization, x-anything"
     assert "POST" in answer.headers["access-control-allow-methods"]
-    assert answer.headers["access-control-allow-credentials"] == "true"
+    assert answer.headers.get("access-control-allow-credentials") == ("true" if named else None)
     same_site = await client.get(f"{V1}/health")
     assert not [name for name in same_site.headers if name.startswith("access-control")]
 
@@ -143,6 +149,99 @@ async def test_the_token_guards_everything_but_health(serve: Any) -> None:
     for scheme in ("Bearer", "bearer", "BEARER "):
         answer = await client.get(f"{V1}/statistics", headers={"authorization": f"{scheme} {TOKEN}"})
         assert answer.status_code == 200
+
+
+async def test_a_token_comes_once(serve: Any) -> None:
+    client = await serve(token=TOKEN)
+    right, wrong = f"Bearer {TOKEN}", "Bearer nonsense"
+    for several in ((right, right), (right, wrong), (wrong, right), (right, ""), ("", right)):
+        headers = [("authorization", value) for value in several]
+        assert (await client.get(f"{V1}/statistics", headers=headers)).status_code == 401
+    for joined in (f"{right}, {right}", f"{right}, {wrong}", f"{right} x", f"x {right}", f"{right}\xe9"):
+        headers = {"authorization": joined.encode("latin-1")}
+        assert (await client.get(f"{V1}/statistics", headers=headers)).status_code == 401
+    # What is not ASCII is compared like anything else.
+    for odd in (b"Bearer \xff\xfe", b"Bearer " + "tökén".encode(), b"B\xe9arer " + TOKEN.encode(), b"\xff" * 5000):
+        assert (await client.get(f"{V1}/statistics", headers={"authorization": odd})).status_code == 401
+
+
+async def test_the_token_is_compared_in_constant_time(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[Any, Any]] = []
+
+    def compare(given: Any, wanted: Any) -> bool:
+        compared.append((given, wanted))
+        return False
+
+    monkeypatch.setattr(edge.hmac, "compare_digest", compare)
+    client = await serve(token=TOKEN)
+    # Nothing else may decide: a comparison that says no is the end of it.
+    given = [f"Bearer {TOKEN}".encode(), b"Bearer x", b"Bearer \xff", b"Basic x"]
+    for credentials in given:
+        assert (await client.get(f"{V1}/statistics", headers={"authorization": credentials})).status_code == 401
+    assert compared == [(credentials.partition(b" ")[2], TOKEN.encode()) for credentials in given]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+async def test_pages_of_other_origins_change_nothing(serve: Any, store: Any, method: str) -> None:
+    """A browser sends a POST without a body for any page, and to this machine too."""
+    await store.enqueue_rollout(1)
+    open_to_one = await serve(cors_origins=(ORIGIN,))
+    for origin in ("https://evil.example", "null", "http://service.evil.example", "http://evil.example/service"):
+        answer = await open_to_one.request(method, f"{V1}/queues/rollouts/dequeue", headers={"origin": origin})
+        assert (answer.status_code, answer.json().keys()) == (403, {"detail"})
+        answer = await open_to_one.request(method, "/v1/lightning/spans", headers={"origin": origin})
+        assert (answer.status_code, answer.headers["content-type"]) == (403, "application/problem+json")
+    assert [rollout.status for rollout in (await store.query_rollouts()).items] == ["queuing"]
+
+
+async def test_which_pages_may_change_something(serve: Any) -> None:
+    ours = {"origin": "http://Service"}
+    for settings, headers in (
+        ({}, {}),
+        ({}, ours),
+        ({"cors_origins": (ORIGIN,)}, {"origin": ORIGIN}),
+        ({"cors_origins": (ORIGIN,)}, ours),
+        ({"cors_origins": ("*",)}, {"origin": "https://any.example"}),
+        # Who knows the token is no stranger.
+        ({"token": TOKEN}, {"origin": "https://any.example", "authorization": f"Bearer {TOKEN}"}),
+    ):
+        client = await serve(**settings)
+        answer = await client.post(f"{V1}/rollouts", json={"input": 1}, headers=headers)
+        assert (settings, answer.status_code) == (settings, 201)
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+async def test_failures_of_our_own_routes_are_problem_details(serve: Any, token: str | None) -> None:
+    client = await serve(token=token)
+    known = {} if token is None else {"authorization": f"Bearer {token}"}
+    asked: list[tuple[str, str, int, dict[str, str]]] = [
+        ("GET", "/v1/lightning", 404, {}),
+        ("GET", "/v1/lightning/", 404, {}),
+        ("GET", "/v1/lightning/nope", 404, {}),
+        ("POST", "/v1/lightning/nope/", 404, {}),
+        ("GET", "/v1/lightning//spans", 404, {}),
+        ("GET", "/v1/lightning/%FF", 400, {}),
+        ("DELETE", "/v1/lightning/spans", 405, {"allow": "GET, POST"}),
+        ("OPTIONS", "/v1/lightning/spans", 405, {"allow": "GET, POST"}),
+        ("POST", "/v1/lightning/rollouts", 405, {"allow": "GET"}),
+        ("PUT", "/v1/lightning/rollouts", 405, {"allow": "GET"}),
+    ]
+    for method, path, status, headers in asked:
+        answer = await client.request(method, path, headers=known, follow_redirects=False)
+        is_problem(answer, status)
+        assert headers.items() <= dict(answer.headers).items()
+        if token is not None:
+            refused = await client.request(method, path)
+            is_problem(refused, 401)
+            assert refused.headers["www-authenticate"] == "Bearer"
+    for path in ("/v1/lightningx", "/v1", "/v1/agl/lightning/", "/lightning/"):
+        assert (await client.get(path, headers=known)).json() == {"detail": "Not Found"}
+
+
+def is_problem(answer: Any, status: int) -> None:
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    assert answer.json().keys() == {"type", "title", "status", "detail"}
+    assert answer.json()["status"] == status
 
 
 async def test_bodies_are_limited(serve: Any) -> None:
