@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import rich_click as click
+from typing_extensions import override
 
 from lightning_sql import __version__
 from lightning_sql.errors import LightningError
@@ -24,11 +26,51 @@ T = TypeVar("T")
 
 EXIT_CONFIGURATION: Final = 2
 EXIT_DRIFT: Final = 1
+EXIT_FAILURE: Final = 1
+
+_PLAIN_WORD: Final = re.compile(r"[a-z-]+")
 
 _database_url: Final = click.option("--database-url", metavar="URL", help="sqlite:///…, postgresql://…, memory://")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Command(click.RichCommand):
+    """A command whose complaints about its arguments do not repeat them: a URL or a token may be among them."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = [word for argument in args for word in (argument, argument.partition("=")[2])]
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise _withheld(error, (word for word in given if not word.startswith("-"))) from None
+
+
+class _Group(click.RichGroup):
+    """A group of such commands."""
+
+    command_class = _Command
+    group_class = type
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            # A word that looks like the name of a command is a mistyped one.
+            raise _withheld(error, (word for word in args if not _PLAIN_WORD.fullmatch(word))) from None
+
+
+def _withheld(error: click.UsageError, words: Iterable[str]) -> click.UsageError:
+    """The same complaint without these words."""
+    message = error.message
+    for word in sorted(filter(None, words), key=len, reverse=True):
+        message = message.replace(word, "…")
+    return error if message == error.message else click.UsageError(message, error.ctx)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="lightning-sql %(version)s")
 def cli() -> None:
     """A durable store for Agent Lightning, in SQL."""
@@ -150,6 +192,11 @@ def _reporting_errors(run: Callable[[], T]) -> T:
         sys.exit(EXIT_CONFIGURATION)
     except KeyboardInterrupt:
         sys.exit(0)
+    except Exception as error:  # noqa: BLE001 - the interpreter would show more of it than may be shown
+        from lightning_api.logs import described
+
+        click.echo(f"lightning-sql failed:\n{described(error)}", err=True)
+        sys.exit(EXIT_FAILURE)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import json
 import random
 import time
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic import BaseModel
@@ -23,7 +24,7 @@ from lightning_sql.errors import (
     UnstorableValueError,
 )
 
-__all__ = ["Transport"]
+__all__ = ["Transport", "displayed_address"]
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 2.0
@@ -32,6 +33,12 @@ _REUSED: Final = "idempotency_key_reused"
 """The type of the problem that is `IdempotencyKeyReusedError`."""
 _KEEP_ALIVE_SECONDS: Final = 3.0
 """Less than a server waits on an idle connection, so that a write does not meet one that is just closing."""
+
+
+def displayed_address(url: str) -> str:
+    """The address of a service as it may be shown: without user, password and query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _fields(value: Any) -> Any:
@@ -83,6 +90,9 @@ class Transport:
 
     A request is made again while the service cannot be reached or answers that it is not available, as
     long as `retry_seconds` after it was made first.
+
+    Raises:
+        ConfigurationError: the URL names a user and there is a token, where only one of them can be sent.
     """
 
     def __init__(self, base_url: str, token: str | None, timeout: aiohttp.ClientTimeout, retry_seconds: float) -> None:
@@ -90,6 +100,8 @@ class Transport:
         # This client reads what Python writes: non-finite floats as they are, not as null.
         self._headers = {"accept": "application/json; floats=exact"}
         if token is not None:
+            if "@" in urlsplit(self.base_url).netloc:
+                raise ConfigurationError("the address of the service names a user: give it a token or a user, not both")
             self._headers["authorization"] = f"Bearer {token}"
         self._timeout = timeout
         self._retry_seconds = retry_seconds
@@ -176,7 +188,8 @@ class Transport:
             async with self._open().request(method, url, data=data, headers=headers, timeout=timeout) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _UnavailableError(f"the service at {self.base_url} cannot be reached") from error
+            where = displayed_address(self.base_url)
+            raise _UnavailableError(f"the service at {where} cannot be reached") from error
         if response.status in _UNAVAILABLE:
             reason, _ = _reason(answer)
             retry_after = response.headers.get("retry-after", "")

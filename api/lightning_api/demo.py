@@ -30,6 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from lightning_api.client import LightningClient
+from lightning_api.client_transport import displayed_address
 from lightning_sql.errors import ConfigurationError, LightningError, RecordNotFoundError
 from lightning_sql.records import (
     ATTEMPT_ACTIVE,
@@ -71,7 +72,7 @@ class DemoOptions:
     seed: int = 0
     url: str | None = None
     """A running server to aim at; None is a store of the demo's own on a temporary SQLite file."""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     step_seconds: float = 0.03
     """How long a simulated model call takes, on average."""
     timeout_seconds: float = 3.0
@@ -338,7 +339,8 @@ async def _store_of(options: DemoOptions) -> AsyncGenerator[LightningStore]:
             try:
                 await client.ping()
             except (RecordNotFoundError, ValueError):
-                raise ConfigurationError(f"what answers at {options.url} is no lightning-sql server") from None
+                where = displayed_address(options.url)
+                raise ConfigurationError(f"what answers at {where} is no lightning-sql server") from None
             yield client
         return
     with tempfile.TemporaryDirectory(prefix="lightning-sql-demo-") as folder:
@@ -428,7 +430,7 @@ def report_table(report: Report) -> Table:
 
 async def _demonstrate(options: DemoOptions, console: Console) -> Report:
     async with _store_of(options) as store:
-        where = "an SQLite file of its own" if options.url is None else options.url
+        where = "an SQLite file of its own" if options.url is None else displayed_address(options.url)
         console.print(f"{options.runners} runners, {options.rollouts} rollouts, on {where}", highlight=False)
         demo = Demo(store, options)
         try:

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -19,12 +18,13 @@ import uvicorn
 import uvloop
 
 from lightning_api.app import create_app, service_of
+from lightning_api.logs import configure_logging, log_lost_error
 from lightning_api.operations import Service
-from lightning_api.settings import Settings, displayed_url
+from lightning_api.settings import Settings
 from lightning_sql.errors import ConfigurationError
-from lightning_sql.store.factory import check_database_url, is_memory, open_store, prepare_database
+from lightning_sql.store.factory import check_database_url, displayed_url, is_memory, open_store, prepare_database
 
-__all__ = ["GRACE_SECONDS", "LightningServer", "bind_sockets", "configure_logging", "run", "run_in_loop", "serve"]
+__all__ = ["GRACE_SECONDS", "LightningServer", "bind_sockets", "run", "run_in_loop", "serve"]
 
 logger: Final = logging.getLogger(__name__)
 
@@ -147,6 +147,7 @@ async def serve(
 def run_in_loop(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end in an event loop of the fast kind."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.get_loop().set_exception_handler(log_lost_error)
         return runner.run(main)
 
 
@@ -160,7 +161,7 @@ def run(settings: Settings) -> None:
     check_database_url(settings.database_url)
     if settings.workers > 1 and is_memory(settings.database_url):
         raise ConfigurationError("a store in memory lives in one process: use one worker")
-    configure_logging(settings)
+    configure_logging(settings.logging_level)
     sockets = bind_sockets(settings)
     try:
         run_in_loop(prepare_database(settings.database_url))
@@ -180,16 +181,6 @@ def run(settings: Settings) -> None:
 def _announce(settings: Settings) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     logger.info("serving %s at http://%s:%d", displayed_url(settings.database_url), host, settings.port)
-
-
-def configure_logging(settings: Settings) -> None:
-    """Log to standard error; libraries only have their warnings heard, unless everything is."""
-    level = settings.logging_level
-    libraries = level if level == logging.DEBUG else max(level, logging.WARNING)
-    message = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=libraries, stream=sys.stderr, format=message, force=True)
-    for package in ("lightning_api", "lightning_sql"):
-        logging.getLogger(package).setLevel(level)
 
 
 def bind_sockets(settings: Settings) -> list[socket.socket]:

@@ -7,11 +7,10 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
 
 from lightning_sql.errors import ConfigurationError
 
-__all__ = ["COMPRESS_MODES", "ENVIRONMENT_PREFIX", "LOG_LEVELS", "Settings", "displayed_url", "is_loopback"]
+__all__ = ["COMPRESS_MODES", "ENVIRONMENT_PREFIX", "LOG_LEVELS", "Settings", "is_loopback"]
 
 ENVIRONMENT_PREFIX: Final = "LIGHTNING_SQL_"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
@@ -27,7 +26,21 @@ def _flag(text: str) -> bool:
         return True
     if word in _FALSE:
         return False
-    raise ValueError(f"{text!r} is neither true nor false")
+    raise ValueError("must be true or false")
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("must be a whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("must be a number") from None
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -42,23 +55,23 @@ def _parsed_by(parse: Callable[[str], Any], default: Any) -> Any:
 class Settings:
     """The settings of one server. Each is also an environment variable: `port` is `LIGHTNING_SQL_PORT`."""
 
-    database_url: str = _parsed_by(str, "sqlite:///lightning.db")
+    database_url: str = field(default="sqlite:///lightning.db", repr=False, metadata={"parse": str})
     """`sqlite:///file`, `postgresql://…` or `memory://`."""
     host: str = _parsed_by(str, "127.0.0.1")
-    port: int = _parsed_by(int, 4747)
+    port: int = _parsed_by(_whole, 4747)
     """0 takes any free port."""
-    workers: int = _parsed_by(int, 1)
+    workers: int = _parsed_by(_whole, 1)
     """Server processes."""
     partition: str = _parsed_by(str, "default")
     """Which of the isolated stores in the database this is."""
-    scan_debounce_seconds: float = _parsed_by(float, 10.0)
+    scan_debounce_seconds: float = _parsed_by(_number, 10.0)
     """Least time between two watchdog scans, in seconds; 0 scans before every call."""
     cors_origins: tuple[str, ...] = _parsed_by(_list, ())
     """Origins whose pages may call; `*` is any. In the environment, separated by commas or spaces."""
     token: str | None = field(default=None, repr=False, metadata={"parse": str})
     """The bearer token that every call but health must carry; None asks for none."""
     log_level: str = _parsed_by(str.lower, "info")
-    body_limit: int = _parsed_by(int, 64 * 1024 * 1024)
+    body_limit: int = _parsed_by(_whole, 64 * 1024 * 1024)
     """Largest request body, in bytes, also after decompression."""
     compress: str = _parsed_by(str.lower, "auto")
     """Whether large answers are compressed where the caller takes gzip; `auto`: unless it is on this machine."""
@@ -80,7 +93,8 @@ class Settings:
             try:
                 values[setting.name] = setting.metadata["parse"](environment[variable])
             except ValueError as error:
-                raise ConfigurationError(f"{variable}: {error}") from None
+                # What it was set to may be a secret that belongs to another variable.
+                raise ConfigurationError(f"{variable} {error}") from None
         return cls(**values).checked()
 
     def checked(self) -> Self:
@@ -141,13 +155,3 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         return False
     return ((address.version == 6 and address.ipv4_mapped) or address).is_loopback
-
-
-def displayed_url(database_url: str) -> str:
-    """A database URL as it may be shown: without user, password and options."""
-    try:
-        parts = urlsplit(database_url)
-    except ValueError:
-        return "(malformed database URL)"
-    address = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{address}{parts.path}"

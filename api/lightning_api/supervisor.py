@@ -15,7 +15,8 @@ from multiprocessing.context import SpawnProcess
 from types import FrameType
 from typing import Final
 
-from lightning_api.serve import GRACE_SECONDS, configure_logging, run_in_loop, serve
+from lightning_api.logs import configure_logging
+from lightning_api.serve import GRACE_SECONDS, run_in_loop, serve
 from lightning_api.settings import Settings
 from lightning_sql.errors import ConfigurationError, LightningError
 
@@ -26,6 +27,7 @@ logger: Final = logging.getLogger(__name__)
 _STOP_SECONDS: Final = GRACE_SECONDS + 1.5
 _RESTART_PAUSE_SECONDS: Final = 1.0
 _REFUSED_TO_START: Final = 2
+_FAILED: Final = 1
 
 # A child that is spawned inherits no lock, thread or event loop of its parent.
 _spawn: Final = multiprocessing.get_context("spawn")
@@ -35,7 +37,7 @@ def _work(settings: Settings, sockets: list[socket.socket], ready: Connection) -
     """What a worker process does."""
     # The terminal sends Ctrl-C to every process of the group; the parent passes it on, in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    configure_logging(settings)
+    configure_logging(settings.logging_level)
     parent = multiprocessing.parent_process()
 
     def started() -> None:
@@ -55,6 +57,10 @@ def _work(settings: Settings, sockets: list[socket.socket], ready: Connection) -
     except LightningError as error:
         logger.error("%s", error)
         sys.exit(_REFUSED_TO_START)
+    except Exception:
+        # The interpreter would show more of it than may be shown.
+        logger.exception("the worker failed")
+        sys.exit(_FAILED)
 
 
 @dataclass(slots=True)

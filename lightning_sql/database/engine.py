@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from lightning_sql.errors import (
     UnstorableValueError,
 )
 
-__all__ = ["CommitUnknownError", "Database", "lock_key", "parse_url"]
+__all__ = ["CommitUnknownError", "Database", "displayed_url", "lock_key", "parse_url"]
 
 R = TypeVar("R")
 
@@ -39,6 +40,10 @@ RECONNECT_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.005
 LONGEST_PAUSE_SECONDS: Final = 0.5
 
+_LAST_PORT: Final = 65535
+_ADDRESS: Final = re.compile(r"([\w.%-]*|\[[\w.:%-]*\])(:\d+)?/")
+"""The beginning of what can be the address of a server."""
+
 
 def parse_url(database_url: str) -> URL:
     """The parts of a database URL.
@@ -47,11 +52,28 @@ def parse_url(database_url: str) -> URL:
         ConfigurationError: it is none; the message does not repeat it, since it may hold a password.
     """
     try:
-        return make_url(database_url)
+        url = make_url(database_url)
+        if url.port is None or 0 <= url.port <= _LAST_PORT:
+            return url
     except (ArgumentError, ValueError):
-        raise ConfigurationError(
-            "the database URL cannot be read; it must be sqlite:///file, postgresql://host/name or memory://"
-        ) from None
+        pass
+    raise ConfigurationError(
+        "the database URL cannot be read; it must be sqlite:///file, postgresql://host/name or memory://"
+    )
+
+
+def displayed_url(url: URL) -> str:
+    """A database URL as it may be shown: without user, password and parameters.
+
+    Whoever forgets to escape an `@` of a password has the rest of it taken for a part of the host.
+    """
+    if url.get_backend_name() == "sqlite":
+        return f"sqlite:///{url.database or ''}"
+    host = url.host or ""
+    port = "" if url.port is None else f":{url.port}"
+    bracketed = f"[{host}]" if ":" in host else host
+    address = f"{bracketed}{port}/{url.database or ''}".rpartition("@")[2]
+    return f"{url.drivername}://{address if _ADDRESS.match(address) else '…'}"
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -88,7 +110,7 @@ class Database:
         self.dialect.engines(self.url)
 
     def __repr__(self) -> str:
-        return f"<Database {self.url.render_as_string(hide_password=True)}>"
+        return f"<Database {displayed_url(self.url)}>"
 
     def _here(self) -> _OfLoop:
         loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -26,6 +27,8 @@ R = TypeVar("R")
 
 METADATA: Final = native.ROLLOUTS.metadata
 """Every table that this release declares: the native store's, and those of the protocols that they stand beside."""
+
+_RELATIVE: Final = re.compile(r"[+-][0-9]{1,4}")
 
 UPGRADE_COMMAND: Final = "lightning-sql migrate up"
 
@@ -70,11 +73,13 @@ class Migrations:
         Raises:
             ConfigurationError: no such revision.
         """
+        self._check_name(revision)
         await self._database.dialect.prepare(self._database.url)
         await self._write(lambda: command.upgrade(self._config, revision))
 
     async def downgrade(self, revision: str) -> None:
         """Take the schema down to a revision, or to `base`. Raises as `upgrade` does."""
+        self._check_name(revision)
         await self._write(lambda: command.downgrade(self._config, revision))
 
     async def check(self) -> list[str]:
@@ -115,6 +120,12 @@ class Migrations:
                 )
 
         await self._write(lambda: command.upgrade(self._config, "head"), back_up)
+
+    def _check_name(self, revision: str) -> None:
+        """Refuse what is no name of a revision without repeating it: it may be a URL that stands in the wrong place."""
+        names = ["base", *self.revisions(), "head"]
+        if revision not in names and not _RELATIVE.fullmatch(revision):
+            raise ConfigurationError(f"there is no such revision; there are {', '.join(names)}")
 
     def _known(self, revision: str) -> None:
         try:

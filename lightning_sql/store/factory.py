@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from lightning_sql.database.migrate import Migrations
     from lightning_sql.store.interface import LightningStore
 
-__all__ = ["MEMORY_URL", "check_database_url", "is_memory", "migrations_of", "open_store", "prepare_database"]
+__all__ = [
+    "MEMORY_URL",
+    "check_database_url",
+    "displayed_url",
+    "is_memory",
+    "migrations_of",
+    "open_store",
+    "prepare_database",
+]
 
 MEMORY_URL: Final = "memory://"
 
@@ -36,6 +44,18 @@ def check_database_url(database_url: str) -> None:
         from lightning_sql.database.engine import Database
 
         Database(database_url)
+
+
+def displayed_url(database_url: str) -> str:
+    """A database URL as it may be shown and logged: without user, password and parameters."""
+    if is_memory(database_url):
+        return database_url
+    from lightning_sql.database import engine
+
+    try:
+        return engine.displayed_url(engine.parse_url(database_url))
+    except ConfigurationError:
+        return "(malformed database URL)"
 
 
 def migrations_of(database_url: str) -> Migrations:

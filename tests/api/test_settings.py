@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from lightning_api.settings import Settings, displayed_url
+from lightning_api.settings import Settings
 from lightning_sql.errors import ConfigurationError
+from lightning_sql.store.factory import displayed_url
 
 
 def test_defaults() -> None:
@@ -103,7 +104,7 @@ def test_other_addresses_need_one(host: str) -> None:
 
 
 def test_they_are_frozen_and_keep_the_token_to_themselves() -> None:
-    settings: Any = Settings(token="hush")
+    settings: Any = Settings(token="hush", database_url="postgresql://user:hush@db/name")
     with pytest.raises(FrozenInstanceError):
         settings.port = 1
     assert "hush" not in repr(settings)
@@ -114,10 +115,19 @@ def test_they_are_frozen_and_keep_the_token_to_themselves() -> None:
     [
         ("postgresql://user:secret@db.example:5432/name?password=secret", "postgresql://db.example:5432/name"),
         ("postgresql://us%40er:sec@ret@db/name", "postgresql://db/name"),
+        ("postgresql://user:sec%40ret%2F@db:1/name", "postgresql://db:1/name"),
+        ("postgresql://user:se/cret@db/name", "postgresql://db/name"),
+        ("postgresql://user:se?c#ret@db/name", "postgresql://db/name"),
+        ("postgresql://user:secr@et/even@db/name", "postgresql://db/name"),
+        ("postgresql+asyncpg://user:secret@[::1]:5432/name", "postgresql+asyncpg://[::1]:5432/name"),
+        ("postgresql://user:secret@/name?host=secret", "postgresql:///name"),
+        ("postgresql://user:secret@db:99999/name", "(malformed database URL)"),
+        ("user:secret@db/name", "(malformed database URL)"),
         ("sqlite:///lightning.db", "sqlite:///lightning.db"),
         ("sqlite:////var/lib/lightning.db", "sqlite:////var/lib/lightning.db"),
+        ("sqlite:////data/a@b.db?synchronous=NORMAL", "sqlite:////data/a@b.db"),
         ("memory://", "memory://"),
-        ("postgresql://[secret", "(malformed database URL)"),
+        ("postgresql://[secret", "postgresql://…"),
     ],
 )
 def test_urls_are_shown_without_secrets(url: str, shown: str) -> None:

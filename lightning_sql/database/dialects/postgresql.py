@@ -72,6 +72,9 @@ _PLANNER: Final = {
 }
 _CONNECT_KEYWORDS: Final = {"sslmode": "ssl", "connect_timeout": "timeout"}
 """Parameters of libpq URLs that asyncpg calls by another name."""
+_PARAMETERS: Final = (
+    "application_name, command_timeout, connect_timeout, host, port, ssl, sslmode, target_session_attrs or timeout"
+)
 
 
 def _same(text: str) -> str:
@@ -113,7 +116,8 @@ class PostgreSQL(Dialect):
             elif key in ("host", "port"):
                 continue
             else:
-                raise ConfigurationError(f"the database URL has an unknown parameter {key!r}")
+                # What it is called may be a part of a password that was not escaped.
+                raise ConfigurationError(f"the database URL has an unknown parameter; it may have {_PARAMETERS}")
         engine = create_async_engine(
             url.set(drivername="postgresql+asyncpg").difference_update_query(
                 [key for key in url.query if key not in ("host", "port")]
@@ -121,6 +125,8 @@ class PostgreSQL(Dialect):
             pool_size=POOL_SIZE,
             max_overflow=POOL_OVERFLOW,
             pool_timeout=POOL_TIMEOUT_SECONDS,
+            # Errors and logs must not repeat what is stored.
+            hide_parameters=True,
             # Payload columns are encoded and decoded by their type; the driver passes the text through.
             # Reflection reads JSON of SQLAlchemy's own making, which wants to be decoded.
             json_serializer=_same,

@@ -74,6 +74,8 @@ def _codes(error: BaseException) -> Iterator[int]:
 def _file_of(url: URL) -> Path:
     if not url.database or url.database == ":memory:":
         raise ConfigurationError("an SQLite database in memory differs for each connection; use memory:// instead")
+    if url.host or url.username or url.password or url.port:
+        raise ConfigurationError("an SQLite URL has no host: it is sqlite:///file, or sqlite:////folder/file")
     return Path(url.database)
 
 
@@ -86,7 +88,10 @@ def _pragmas(url: URL) -> dict[str, str]:
     pragmas = dict(_PRAGMAS)
     for key, value in url.query.items():
         if key != "synchronous" or str(value).upper() not in _SYNCHRONOUS:
-            raise ConfigurationError(f"the database URL has an unknown parameter {key!r} or value")
+            # What it is called may be a part of a password, in a URL that was meant for another database.
+            raise ConfigurationError(
+                f"the database URL has an unknown parameter; it may have synchronous={'|'.join(_SYNCHRONOUS)}"
+            )
         pragmas[key] = str(value).upper()
     return pragmas
 
@@ -153,6 +158,7 @@ class SQLite(Dialect):
             pool_size=size,
             max_overflow=0,
             pool_timeout=POOL_TIMEOUT_SECONDS,
+            hide_parameters=True,  # errors and logs must not repeat what is stored
         )
 
         def begun(connection: Connection) -> None:

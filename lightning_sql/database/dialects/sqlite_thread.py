@@ -140,6 +140,7 @@ class _Seat:
         self._engine = create_engine(
             URL.create("sqlite+pysqlite", database=str(file)),
             poolclass=NullPool,
+            hide_parameters=True,  # errors and logs must not repeat what is stored
             connect_args={"cached_statements": CACHED_STATEMENTS},
         )
         configure(self._engine, pragmas)
