@@ -23,6 +23,7 @@ from lightning_sql.errors import (
 )
 
 __all__ = [
+    "NOT_JSON",
     "BodyTooLargeError",
     "InvalidPartError",
     "failure",
@@ -43,8 +44,13 @@ _ECHO_TEXT: Final = 200
 _ECHO_ITEMS: Final = 20
 _ECHO_DEPTH: Final = 4
 _LISTED_ERRORS: Final = 100
-_SECRET: Final = re.compile(r"api[-_]?key|authorization|password|secret", re.IGNORECASE)
+_SECRET: Final = re.compile(r"key|auth|passw|secret|token|credential", re.IGNORECASE)
 _REDACTED: Final = "[redacted]"
+_WITHHELD: Final = "…"
+_WORD: Final = re.compile(r"[a-z_]{1,32}")
+
+NOT_JSON: Final = "(a body that is not declared as JSON)"
+"""What stands for such a body."""
 
 
 class BodyTooLargeError(Exception):
@@ -78,23 +84,31 @@ def rejection(error: ValidationError) -> str:
 
 
 def _detail(part: str, error: Mapping[str, Any]) -> dict[str, Any]:
+    kind, context, message = error["type"], error.get("ctx"), error["msg"]
     location = [part, *error["loc"]]
+    if kind == "union_tag_invalid" and context is not None and not _WORD.fullmatch(str(context["tag"])):
+        # The only kind that repeats what was sent in its message.
+        context, message = {**context, "tag": _WITHHELD}, message.replace(str(context["tag"]), _WITHHELD, 1)
     secret = any(isinstance(step, str) and _SECRET.search(step) for step in location)
+    value = error.get("input")
+    # A word that is none of those that there are may be told; of other texts nobody knows what they are.
+    word = kind == "literal_error" and isinstance(value, str) and _WORD.fullmatch(value)
+    told = part != "body" or bool(word)
     detail: dict[str, Any] = {
-        "type": error["type"],
+        "type": kind,
         "loc": [_bounded(step) for step in location],
-        "msg": _bounded(error["msg"]),
-        "input": _REDACTED if secret else _bounded(error.get("input")),
+        "msg": _bounded(message),
+        "input": _REDACTED if secret else value if value is NOT_JSON else _bounded(value, told=told),
     }
-    if "ctx" in error:
-        detail["ctx"] = _bounded(error["ctx"])
+    if context is not None:
+        detail["ctx"] = _bounded(context)
     return detail
 
 
-def _bounded(value: Any, depth: int = _ECHO_DEPTH) -> Any:
-    """A value small enough to be sent back, without secrets."""
+def _bounded(value: Any, depth: int = _ECHO_DEPTH, *, told: bool = True) -> Any:
+    """A value small enough to be sent back, without secrets; without texts if they must not be `told`."""
     if isinstance(value, str):
-        return value if len(value) <= _ECHO_TEXT else value[:_ECHO_TEXT] + "…"
+        return _WITHHELD if not told else value if len(value) <= _ECHO_TEXT else value[:_ECHO_TEXT] + _WITHHELD
     if isinstance(value, int) and value.bit_length() > 256:
         return "(a long integer)"
     if value is None or isinstance(value, bool | int | float):
@@ -102,12 +116,12 @@ def _bounded(value: Any, depth: int = _ECHO_DEPTH) -> Any:
     if depth and isinstance(value, Mapping):
         entries = list(cast(Mapping[Any, Any], value).items())[:_ECHO_ITEMS]
         return {
-            _bounded(str(key)): _REDACTED if _SECRET.search(str(key)) else _bounded(item, depth - 1)
+            _bounded(str(key)): _REDACTED if _SECRET.search(str(key)) else _bounded(item, depth - 1, told=told)
             for key, item in entries
         }
     if depth and isinstance(value, list | tuple):
-        return [_bounded(item, depth - 1) for item in cast(Sequence[Any], value)[:_ECHO_ITEMS]]
-    return "…" if isinstance(value, Mapping | list | tuple) else _bounded(str(value))
+        return [_bounded(item, depth - 1, told=told) for item in cast(Sequence[Any], value)[:_ECHO_ITEMS]]
+    return _WITHHELD if isinstance(value, Mapping | list | tuple) else _bounded(str(value), told=told)
 
 
 def status_and_reason(error: Exception) -> tuple[int, str]:

@@ -19,7 +19,7 @@ from litestar.types import HTTPScope, Receive, Scope, Send
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from lightning_api.compression import COMPRESS_BYTES, CompressionPolicy
-from lightning_api.errors import BodyTooLargeError, InvalidPartError, reply_to_error
+from lightning_api.errors import NOT_JSON, BodyTooLargeError, InvalidPartError, reply_to_error
 from lightning_api.payloads import decode_json, encode_json
 from lightning_api.replies import JSON_HEADERS, Reply, Stream
 from lightning_api.sending import send_large, send_stream
@@ -55,7 +55,6 @@ EXACT_FLOATS: Final = b"floats=exact"
 """A parameter of the `Accept` header: write `NaN` and `Infinity` as Python does, where JSON has only null."""
 
 _IDEMPOTENCY_KEY: Final = re.compile(rb"[!-~](?:[ -~]{0,510}[!-~])?")
-_OPAQUE: Final = "(a body that is not declared as JSON)"
 _IDENTIFIER: Final[TypeAdapter[str]] = TypeAdapter(Identifier)
 
 
@@ -266,7 +265,7 @@ class JsonBody(Generic[T]):
             if self.default is not None:
                 return self.default()
             raise InvalidPartError("body", [{"type": "missing", "loc": (), "msg": "Field required", "input": None}])
-        value = decode_json(raw) if is_json(call.header(b"content-type")) else _OPAQUE
+        value = decode_json(raw) if is_json(call.header(b"content-type")) else NOT_JSON
         if value is None and self.default is not None:
             return self.default()
         try:
