@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "ConfigurationError",
+    "DatabaseFullError",
     "DatabaseUnavailableError",
     "DuplicatedPrimaryKeyError",
     "IdempotencyKeyReusedError",
@@ -68,6 +69,14 @@ class SchemaOutdatedError(ConfigurationError):
 
 class DatabaseUnavailableError(LightningError):
     """The database cannot be reached, or is not ready to serve."""
+
+
+class DatabaseFullError(DatabaseUnavailableError):
+    """The database has no room left; nothing was done, and calls that need none still work.
+
+    Raised when the disk is full or the database has reached a limit of its size. It is not tried again
+    by itself: room is made from outside.
+    """
 
 
 class OverloadedError(DatabaseUnavailableError):

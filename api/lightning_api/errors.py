@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from lightning_api.payloads import MalformedJsonError, UndecodableBodyError, encode_json
 from lightning_api.replies import Headers, Reply
 from lightning_sql.errors import (
+    DatabaseFullError,
     DatabaseUnavailableError,
     IdempotencyKeyReusedError,
     InvalidRequestError,
@@ -139,6 +140,9 @@ def status_and_reason(error: Exception) -> tuple[int, str]:
             return 413, "The body is too large"
         case OverloadedError():  # one line for each would make it worse
             return 503, "Too many calls wait already; try again"
+        case DatabaseFullError():
+            logger.warning("answered 503: %s", error)
+            return 503, "The database has no room left, so that nothing was stored; try again when there is room"
         case DatabaseUnavailableError():
             logger.warning("answered 503: %s", error)
             return 503, "The database is not available; try again"

@@ -21,6 +21,7 @@ from lightning_sql.database.dialects.base import CommitUnknownError, Dialect, En
 from lightning_sql.database.dialects.hot import HotPath
 from lightning_sql.errors import (
     ConfigurationError,
+    DatabaseFullError,
     DatabaseUnavailableError,
     DuplicatedPrimaryKeyError,
     LightningError,
@@ -165,6 +166,8 @@ class Database:
                 ) from error
             case Failure.UNAVAILABLE:
                 raise DatabaseUnavailableError from error
+            case Failure.FULL:
+                raise DatabaseFullError from error
             case Failure.OTHER:
                 raise error
 
@@ -245,7 +248,7 @@ class Database:
             try:
                 return await attempt()
             except DatabaseUnavailableError as error:
-                if isinstance(error, CommitUnknownError) and not repeatable:
+                if isinstance(error, DatabaseFullError) or (isinstance(error, CommitUnknownError) and not repeatable):
                     raise
                 limit = RETRY_SECONDS if isinstance(error, TransactionConflictError) else RECONNECT_SECONDS
                 if not retry or loop.time() - begun + pause > limit:

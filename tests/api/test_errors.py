@@ -10,6 +10,7 @@ import pytest
 
 from lightning_api.routes import OPERATIONS
 from lightning_sql.errors import (
+    DatabaseFullError,
     DatabaseUnavailableError,
     InvalidRequestError,
     RecordNotFoundError,
@@ -102,6 +103,11 @@ CALLS: list[tuple[str, str, Any]] = [
             DatabaseUnavailableError(f"connection to 10.0.0.1 failed: {SECRET}"),
             503,
             {"detail": "The database is not available; try again"},
+        ),
+        (
+            DatabaseFullError(),
+            503,
+            {"detail": "The database has no room left, so that nothing was stored; try again when there is room"},
         ),
         (TransactionConflictError(SECRET), 503, {"detail": "The database is not available; try again"}),
         (

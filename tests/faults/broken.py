@@ -20,6 +20,7 @@ from lightning_sql.records import IdempotencyKey
 from lightning_sql.store.sql_lanes import Lanes
 from lightning_sql.store.sql_store import SqlStore
 from lightning_sql.store.sql_writes import NativeTransaction
+from tests.faults.narrow import limit_pages
 
 LATE_SECONDS = 0.5
 FROZEN_SECONDS = 3.0
@@ -183,4 +184,5 @@ MODES = {mode.__name__: mode for mode in (acknowledge_early, guess, undo, forget
 
 if __name__ == "__main__":
     MODES[sys.argv.pop(1)]()
+    limit_pages()
     main()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lightning_sql.testing.postgres import postgres_cluster
 from tests.faults.ledger import Report
-from tests.faults.stage import FAULTS, OF_THE_DATABASE, stage_on
+from tests.faults.stage import faults_on, stage_on
 
 SERVERS = 2
 RUNNERS = 12
@@ -39,7 +39,7 @@ async def soak(dialect: str, seconds: float) -> tuple[Report, Counter[str]]:
         stage = await stack.enter_async_context(stage_on(url, folder, cluster=cluster, servers=SERVERS))
         for kind in ("own", "upstream"):
             await stage.hire(kind, RUNNERS)
-        faults = [fault for fault in FAULTS if cluster is not None or fault not in OF_THE_DATABASE]
+        faults = faults_on(cluster)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for fault in random.sample(faults, len(faults)):

@@ -20,9 +20,10 @@ from lightning_sql.store.factory import prepare_database
 from lightning_sql.store.sql_store import SqlStore
 from lightning_sql.testing.postgres import PostgresCluster, free_port
 from tests.faults.ledger import Ledger, Report, check, read
+from tests.faults.narrow import limit_of
 from tests.faults.proxy import Proxy, proxy_to
 
-__all__ = ["FAULTS", "OF_THE_DATABASE", "Fault", "Stage", "stage_on"]
+__all__ = ["FAULTS", "OF_THE_DATABASE", "Fault", "Stage", "faults_on", "stage_on"]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 100.0
@@ -185,7 +186,7 @@ async def stage_on(
     *,
     cluster: PostgresCluster | None = None,
     servers: int = 1,
-    module: Sequence[str] = ("lightning_api",),
+    module: Sequence[str] = ("tests.faults.narrow",),
 ) -> AsyncGenerator[Stage]:
     """A stage with running servers.
 
@@ -194,7 +195,8 @@ async def stage_on(
         folder: for notebooks and logs.
         cluster: what the database is in, if it can be killed.
         servers: how many.
-        module: what runs as a server, and what its arguments begin with.
+        module: what runs as a server, and what its arguments begin with; by default the product's own, of which
+            an SQLite file can be made full.
     """
     await prepare_database(database_url)
     stage = Stage(database_url, cluster, folder)
@@ -303,6 +305,45 @@ async def hang_up(stage: Stage) -> None:
         await asyncio.gather(*(ask(session, random.choice(stage.urls)) for _ in range(20)))
 
 
+FULL_SECONDS = 1.0
+ROOM = 1_000_000
+"""Bytes that a file that is full has no room for."""
+
+
+async def fill_the_file(stage: Stage) -> None:
+    """The SQLite file may not grow for a while; when it may again, servers go on by themselves."""
+    assert stage.cluster is None
+    limit = limit_of(urlsplit(stage.database_url).path.removeprefix("/"))
+    started = [server.process for server in stage.servers]
+    limit.write_text("1")
+    try:
+        for server in stage.servers:
+            await _enqueue_until(server, 503)
+        await asyncio.sleep(FULL_SECONDS)
+    finally:
+        limit.unlink()
+    for server in stage.servers:
+        await _enqueue_until(server, 201)
+    assert [server.process for server in stage.servers] == started
+    assert all(process is not None and process.returncode is None for process in started)
+
+
+async def _enqueue_until(server: Server, wanted: int) -> None:
+    """Enqueue something large until it is stored, or refused because there is no room."""
+    url = f"http://127.0.0.1:{server.port}/v1/agl/queues/rollouts/enqueue"
+    body = {"rollouts": [{"input": "x" * ROOM}]}
+    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as session:
+        while True:
+            async with session.post(url, json=body) as response:
+                if response.status == wanted:
+                    answer = await response.json()
+                    break
+            await asyncio.sleep(0.05)
+    if wanted == 503:
+        assert "no room" in answer["detail"]
+        assert response.headers["retry-after"] == "1"
+
+
 FAULTS: dict[str, Fault] = {
     fault.__name__: fault
     for fault in (
@@ -316,8 +357,17 @@ FAULTS: dict[str, Fault] = {
         drop_sessions,
         half_close_sessions,
         hang_up,
+        fill_the_file,
     )
 }
 
 OF_THE_DATABASE = frozenset({"kill_the_database", "end_sessions", "drop_sessions", "half_close_sessions"})
 """Those that need a database that is a server."""
+
+OF_A_FILE = frozenset({"fill_the_file"})
+"""Those that need a database that is a file."""
+
+
+def faults_on(cluster: PostgresCluster | None) -> list[str]:
+    """What can go wrong with a database in a cluster, or in a file."""
+    return [fault for fault in FAULTS if fault not in (OF_THE_DATABASE if cluster is None else OF_A_FILE)]

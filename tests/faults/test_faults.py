@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sql.testing.postgres import PostgresCluster, postgres_cluster
-from tests.faults.stage import FAULTS, OF_THE_DATABASE, Stage, stage_on
+from tests.faults.stage import FAULTS, OF_THE_DATABASE, Stage, faults_on, stage_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -40,9 +40,7 @@ async def test_nothing_is_lost(stage: Stage) -> None:
     for kind in ("own", "upstream"):
         await stage.hire(kind, RUNNERS)
     await stage.warm()
-    for fault in FAULTS:
-        if stage.cluster is None and fault in OF_THE_DATABASE:
-            continue
+    for fault in faults_on(stage.cluster):
         await stage.suffer(fault)
         await asyncio.sleep(0.5)
     await asyncio.sleep(2)
@@ -57,7 +55,7 @@ async def test_nothing_is_lost(stage: Stage) -> None:
 
 BROKEN = {
     "acknowledge_early": ("kill_a_server", "stop_a_server"),
-    "guess": ("kill_the_database", "end_sessions"),
+    "guess": ("kill_the_database", "end_sessions", "fill_the_file"),
     "undo": ("drop_sessions", "half_close_sessions"),
     "forget_keys": ("drop_clients", "half_close_clients", "kill_a_server"),
     "give_back": ("drop_clients", "half_close_clients", "hang_up"),

@@ -42,6 +42,8 @@ class Failure(Enum):
     CONFLICT = "conflict"
     """Lost against a concurrent transaction; running again may succeed."""
     UNAVAILABLE = "unavailable"
+    FULL = "full"
+    """There is no room for what would be written; the transaction is undone, and the connection as good as before."""
     UNSTORABLE = "unstorable"
     SCHEMA = "schema"
     """A table or column does not exist."""

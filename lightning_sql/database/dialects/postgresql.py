@@ -46,6 +46,7 @@ _BY_STATE: Final[dict[str, Failure]] = {
     "23505": Failure.DUPLICATE,
     "40001": Failure.CONFLICT,
     "40P01": Failure.CONFLICT,
+    "53100": Failure.FULL,
     "55P03": Failure.CONFLICT,
     "25006": Failure.UNAVAILABLE,  # read-only: a standby
     "3D000": Failure.REFUSED,

@@ -51,7 +51,7 @@ _FAILURES: Final[dict[int, Failure]] = {
     sqlite3.SQLITE_NOTADB: Failure.REFUSED,
     sqlite3.SQLITE_PERM: Failure.REFUSED,
     sqlite3.SQLITE_READONLY: Failure.UNAVAILABLE,
-    sqlite3.SQLITE_FULL: Failure.UNAVAILABLE,
+    sqlite3.SQLITE_FULL: Failure.FULL,
     sqlite3.SQLITE_IOERR: Failure.UNAVAILABLE,
     sqlite3.SQLITE_CORRUPT: Failure.UNAVAILABLE,
     sqlite3.SQLITE_TOOBIG: Failure.UNSTORABLE,
