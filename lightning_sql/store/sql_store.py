@@ -209,10 +209,16 @@ class SqlStore(SqlSpans):
         clock = lanes.hot.clock()
         now = lanes.now()
         instant: Any = now if now is not None else time.time() if clock is None else clock
-        due = select(ROLLOUTS.c.watch_at).where(
-            ROLLOUTS.c[PARTITION] == self._partition, ROLLOUTS.c.watch_at.is_not(None), ROLLOUTS.c.watch_at <= instant
+        # The first is looked at, and only then the clock: a volatile function is no bound of an index, so that all
+        # that is watched would be read to find that nothing is due.
+        first = (
+            select(ROLLOUTS.c.watch_at)
+            .where(ROLLOUTS.c[PARTITION] == self._partition, ROLLOUTS.c.watch_at.is_not(None))
+            .order_by(ROLLOUTS.c.watch_at)
+            .limit(1)
+            .subquery()
         )
-        return bool(await lanes.fetch(due.limit(1)))
+        return bool(await lanes.fetch(select(first.c.watch_at).where(first.c.watch_at <= instant)))
 
     # Rollouts
 

@@ -23,7 +23,7 @@ from tests.faults.ledger import Ledger, Report, check, read
 from tests.faults.narrow import limit_of
 from tests.faults.proxy import Proxy, proxy_to
 
-__all__ = ["FAULTS", "OF_THE_DATABASE", "Fault", "Stage", "faults_on", "stage_on"]
+__all__ = ["FAULTS", "OF_THE_DATABASE", "Fault", "Server", "Stage", "faults_on", "stage_on", "until"]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 100.0
@@ -33,10 +33,11 @@ FROZEN_SECONDS = 5.0
 WARM_CLAIMS = 50
 
 
-async def _until(holds: Callable[[], bool]) -> None:
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
     deadline = asyncio.get_running_loop().time() + PATIENCE
     while not holds():
-        assert asyncio.get_running_loop().time() < deadline, "the crews do not work"
+        assert asyncio.get_running_loop().time() < deadline, "what is waited for does not happen"
         await asyncio.sleep(0.1)
 
 
@@ -86,6 +87,11 @@ class Server:
         async with asyncio.timeout(PATIENCE):
             return await self.process.wait()
 
+    async def kill(self) -> None:
+        """Leave no process, whether it was started or not."""
+        if self.process is not None:
+            await self.end(signal.SIGKILL)
+
 
 _MOMENT = aiohttp.ClientTimeout(total=2.0)
 
@@ -126,7 +132,7 @@ class Stage:
 
     async def warm(self) -> None:
         """Wait until the crews have claimed something."""
-        await _until(lambda: len(self._ledger().claims) >= WARM_CLAIMS)
+        await until(lambda: len(self._ledger().claims) >= WARM_CLAIMS)
 
     def _ledger(self) -> Ledger:
         return read(self.folder.glob("*.jsonl"))
@@ -176,7 +182,7 @@ class Stage:
                 crew.kill()
                 await crew.wait()
         for server in self.servers:
-            await server.end(signal.SIGKILL)
+            await server.kill()
 
 
 @asynccontextmanager
