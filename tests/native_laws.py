@@ -6,7 +6,7 @@ DESIGN.md sections 1 and 3: the laws that an answer of the store does not show, 
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from lightning_sql import lifecycle
 from lightning_sql.database.payload import encode_text
@@ -48,18 +48,29 @@ async def rows_of(store: SqlStore, sql: str, **values: Any) -> list[tuple[Any, .
     return [tuple(row) for row in await store._lanes.fetch(statement)]
 
 
+async def _state_of(store: SqlStore, *queries: str) -> list[list[tuple[Any, ...]]]:
+    """The rows of several statements in one transaction that reads."""
+
+    def rows(connection: Connection) -> list[list[tuple[Any, ...]]]:
+        statements = [text(sql).bindparams(partition=encode_text(store._partition)) for sql in queries]
+        return [[tuple(row) for row in connection.execute(statement)] for statement in statements]
+
+    return await store._database.retried(lambda: store._lanes.hot.read(rows), repeatable=True)
+
+
 async def queue_of(store: SqlStore) -> list[str]:
     """The ids in the queue, from the front."""
     return [rollout_id for (rollout_id,) in await rows_of(store, QUEUE)]
 
 
 async def broken_laws(store: LightningStore, now: float) -> list[str]:
-    """What is wrong in the tables of a native store that nobody writes to, at the time `now`; nothing for others."""
+    """What is wrong in the tables of a native store at the time `now`, in one state of them; nothing for others."""
     if not isinstance(store, SqlStore):
         return []
-    rollouts = await rows_of(store, ROLLOUTS)
+    state = await _state_of(store, ROLLOUTS, ATTEMPTS, SPANS, COUNTERS, WORKERS)
+    rollouts, all_attempts, spans, counts, workers = state
     attempts: dict[str, list[tuple[Any, ...]]] = {}
-    for rollout_id, *attempt in await rows_of(store, ATTEMPTS):
+    for rollout_id, *attempt in all_attempts:
         attempts.setdefault(rollout_id, []).append(tuple(attempt))
     wrong = [f"an attempt of no rollout: {lost!r}" for lost in attempts.keys() - {row[0] for row in rollouts}]
     for row in rollouts:
@@ -67,15 +78,15 @@ async def broken_laws(store: LightningStore, now: float) -> list[str]:
     places = [row[2] for row in rollouts if row[2] is not None]
     if len(set(places)) != len(places):
         wrong.append("two rollouts in one place of the queue")
-    counters = dict(await rows_of(store, COUNTERS))
-    for rollout_id, highest, lost, count, orders in await rows_of(store, SPANS):
+    counters = dict(counts)
+    for rollout_id, highest, lost, count, orders in spans:
         if lost:
             wrong.append(f"a span of no attempt of {rollout_id!r}")
         if count != orders:
             wrong.append(f"two spans of {rollout_id!r} with one insertion number")
         if counters.get(rollout_id, 0) < highest:
             wrong.append(f"{rollout_id!r} has span {highest}, but its counter is {counters.get(rollout_id)}")
-    for worker_id, status, *current in await rows_of(store, WORKERS):
+    for worker_id, status, *current in workers:
         if status == "busy" and None in current:
             wrong.append(f"worker {worker_id!r} is busy with nothing")
     return wrong

@@ -33,12 +33,12 @@ FROZEN_SECONDS = 5.0
 WARM_CLAIMS = 50
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+async def until(holds: Callable[[], bool], *, pause: float = 0.1) -> None:
+    """Wait until something holds, and look every so many seconds."""
     deadline = asyncio.get_running_loop().time() + PATIENCE
     while not holds():
         assert asyncio.get_running_loop().time() < deadline, "what is waited for does not happen"
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(pause)
 
 
 class Server:

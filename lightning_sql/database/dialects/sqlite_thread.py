@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Engine, Executable, NullPool, create_engine, 
 from sqlalchemy.engine import URL
 
 from lightning_sql.database.dialects.base import CommitUnknownError, Failure
+from lightning_sql.database.dialects.sqlite_log import WriteAheadLog
 
 __all__ = ["BEGIN_READ", "BEGIN_WRITE", "READERS", "Threads", "configure", "open_threads"]
 
@@ -145,6 +146,7 @@ class _Seat:
         )
         configure(self._engine, pragmas)
         self._opened: tuple[Connection, Cursor] | None = None
+        self._log = WriteAheadLog(file)
 
     def _open(self) -> tuple[Connection, Cursor]:
         if self._opened is None:
@@ -171,6 +173,14 @@ class _Seat:
                     raise
             else:
                 return opened
+
+    def tend(self) -> None:
+        """Between two transactions that write: see that the log does not grow for ever."""
+        if self._opened is not None and self._log.is_too_large():
+            try:
+                self._log.empty(self._opened[1])
+            except Exception as error:  # noqa: BLE001 - nobody asked for it, and the next transaction finds out
+                self._check(error)
 
     def hot(self, work: Callable[[Cursor], R]) -> R:
         """Run work on a cursor in a transaction."""
@@ -404,6 +414,7 @@ class Threads:
             while waiting:
                 if not self._serve_writes(seat, waiting):
                     return
+                seat.tend()
 
     def _serve_writes(self, seat: _Seat, waiting: deque[_Job | _Release]) -> bool:
         """Do what comes first, and with it what can join; False when that was the end."""
