@@ -103,6 +103,9 @@ def test_a_command(
                 shows_a_sound_run(succeed(arguments, place, variables))
         case ["lightning-sql", "demo", *_]:
             shows_a_sound_run(succeed(arguments, place, variables))
+        case ["python", "-m", module, option, _] if module.startswith("tests.faults."):
+            # These take long, and are played in a short form elsewhere: only that there are such is looked at.
+            assert option in succeed([sys.executable, "-m", module, "--help"], place, variables)
         case ["curl", "-s", *words]:
             with serving(server, port, place, variables):
                 status, body = ask(words, port)
