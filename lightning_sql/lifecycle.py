@@ -36,7 +36,9 @@ __all__ = [
     "OUTCOME",
     "WORKER_STATUS",
     "attempt_after_heartbeat",
+    "attempt_heard_of",
     "attempt_with_status",
+    "claim_limit",
     "dequeue_sync",
     "end_time_of",
     "expired_status",
@@ -141,21 +143,36 @@ def status_after_attempt(
     sequence_id: int,
     max_attempts: int,
     retry_condition: Collection[str],
+    *,
+    lost: bool = False,
 ) -> RolloutStatus:
-    """As `rollout_after_attempt`, from bare values to a rollout's status."""
+    """As `rollout_after_attempt`, from bare values to a rollout's status.
+
+    `lost`: claims have a limit, and nothing was heard of this attempt. If it is unresponsive, it was a claim whose
+    caller never had it: the rollout is queued again whatever its retry settings, unless it has an outcome.
+    """
     if status == "cancelled":
         return status
+    if lost and attempt_status == "unresponsive" and not is_finished(status):
+        return "requeuing"
     return outcome_status(attempt_status, sequence_id, max_attempts, retry_condition)
 
 
-def rollout_after_attempt(rollout: Rollout, attempt: Attempt, now: float) -> Rollout:
+def rollout_after_attempt(
+    rollout: Rollout, attempt: Attempt, now: float, claim_timeout: float | None = None
+) -> Rollout:
     """The rollout after an update of its latest attempt; the same object when nothing follows.
 
     A cancelled rollout stays cancelled: only an explicit status or a new attempt leaves it (section 12, entry 11).
     """
     config = rollout.config
     status = status_after_attempt(
-        rollout.status, attempt.status, attempt.sequence_id, config.max_attempts, config.retry_condition
+        rollout.status,
+        attempt.status,
+        attempt.sequence_id,
+        config.max_attempts,
+        config.retry_condition,
+        lost=claim_timeout is not None and attempt.last_heartbeat_time is None,
     )
     return rollout if status == rollout.status else rollout_with_status(rollout, status, now)
 
@@ -179,6 +196,13 @@ def attempt_with_status(attempt: Attempt, status: AttemptStatus, now: float) -> 
     return attempt.model_copy(update=changes)
 
 
+def attempt_heard_of(attempt: Attempt, now: float) -> Attempt:
+    """The attempt after an update, where claims have a limit: its first heartbeat, unless it does not live."""
+    if attempt.last_heartbeat_time is not None or attempt.status not in ATTEMPT_ACTIVE:
+        return attempt
+    return attempt.model_copy(update={"last_heartbeat_time": now})
+
+
 def attempt_after_heartbeat(attempt: Attempt, now: float) -> Attempt:
     """The attempt after a span of it was stored (section 7.6): alive again unless its end is known."""
     status = HEARTBEAT_ATTEMPT.get(attempt.status, attempt.status)
@@ -200,9 +224,10 @@ def rollout_after_heartbeat(rollout: Rollout, attempt: Attempt, now: float) -> R
     return rollout if status == rollout.status else rollout_with_status(rollout, status, now)
 
 
-def is_limited(config: RolloutConfig) -> bool:
+def is_limited(config: RolloutConfig, claim_timeout: float | None = None) -> bool:
     """Whether the watchdog has anything to look for in a rollout of this config."""
-    return config.timeout_seconds is not None or config.unresponsive_seconds is not None
+    limits = (config.timeout_seconds, config.unresponsive_seconds, claim_timeout)
+    return any(limit is not None for limit in limits)
 
 
 def watch_time(
@@ -210,22 +235,43 @@ def watch_time(
     unresponsive_seconds: float | None,
     start_time: float,
     last_heartbeat_time: float | None,
+    claim_timeout: float | None = None,
 ) -> float | None:
-    """The earliest time at which an attempt can be over a limit of its rollout; None when it has no limit."""
+    """The earliest time at which an attempt can be over a limit of its rollout; None when it has no limit.
+
+    `claim_timeout` is how long nothing need be heard after a claim, None once something was heard of the attempt.
+    """
     last_sign = start_time if last_heartbeat_time is None else last_heartbeat_time
     limits = [
         begun + limit
-        for begun, limit in ((start_time, timeout_seconds), (last_sign, unresponsive_seconds))
+        for begun, limit in (
+            (start_time, timeout_seconds),
+            (last_sign, unresponsive_seconds),
+            (start_time, claim_timeout),
+        )
         if limit is not None
     ]
     due = [limit for limit in limits if not math.isnan(limit)]
     return min(due) if due else None
 
 
-def expired_status(rollout: Rollout, attempt: Attempt, now: float) -> AttemptStatus | None:
-    """The watchdog's verdict on the latest attempt of a rollout, or None (section 7.8)."""
+def claim_limit(attempt: Attempt, claim_timeout: float | None) -> float | None:
+    """The limit on the silence after a claim, None when it holds no longer for this attempt."""
+    return claim_timeout if attempt.status == "preparing" and attempt.last_heartbeat_time is None else None
+
+
+def expired_status(
+    rollout: Rollout, attempt: Attempt, now: float, claim_timeout: float | None = None
+) -> AttemptStatus | None:
+    """The watchdog's verdict on the latest attempt of a rollout, or None (section 7.8).
+
+    A claim that came to nobody is not judged as an attempt: its own limit comes before those of the rollout.
+    """
     if rollout.status not in ROLLOUT_ACTIVE:
         return None
+    silence = claim_limit(attempt, claim_timeout)
+    if silence is not None and now - attempt.start_time > silence:
+        return "unresponsive"
     config = rollout.config
     if config.timeout_seconds is not None and now - attempt.start_time > config.timeout_seconds:
         return "timeout"

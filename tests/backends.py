@@ -31,6 +31,7 @@ from lightning_sql.store.collection_store import CollectionStore
 from lightning_sql.store.factory import prepare_database
 from lightning_sql.store.interface import LightningStore
 from lightning_sql.store.sql_store import SqlStore
+from lightning_sql.testing.contract.store_time import CLAIM_TIMEOUT
 from lightning_sql.testing.postgres import PostgresServer
 from lightning_sql.testing.samples import SAMPLE_KEYS, Plain, Sample
 from tests.native_laws import broken_laws
@@ -174,6 +175,7 @@ class NewStore(Protocol):
         scan_debounce_seconds: float = 0.0,
         real_time: bool = False,
         join: bool = True,
+        claim_timeout_seconds: float | None = None,
     ) -> LightningStore: ...
 
 
@@ -188,6 +190,7 @@ def new_store(database_of: Callable[[str], str], collections_of: CollectionsOf, 
         scan_debounce_seconds: float = 0.0,
         real_time: bool = False,
         join: bool = True,
+        claim_timeout_seconds: float | None = None,
     ) -> LightningStore:
         if kind in ("sqlite", "postgres"):
             return SqlStore(
@@ -196,11 +199,17 @@ def new_store(database_of: Callable[[str], str], collections_of: CollectionsOf, 
                 scan_debounce_seconds=scan_debounce_seconds,
                 clock=None if real_time else clock,
                 join=join,
+                claim_timeout_seconds=claim_timeout_seconds,
             )
         assert partition is None
         assert not real_time
         collections = collections_of(kind.removeprefix("collections-"))
-        return CollectionStore(collections, scan_debounce_seconds=scan_debounce_seconds, clock=clock)
+        return CollectionStore(
+            collections,
+            scan_debounce_seconds=scan_debounce_seconds,
+            clock=clock,
+            claim_timeout_seconds=claim_timeout_seconds,
+        )
 
     return make
 
@@ -273,10 +282,12 @@ def server() -> Iterator[ServerThread]:
 async def store_of(request: pytest.FixtureRequest, new_store: NewStore, clock: Clock) -> AsyncIterator[LightningStore]:
     """An empty store of the kind that the test is parametrized with, `http-…` for a client of one.
 
-    Whatever the test did to it, a native store must have kept the laws below its surface.
+    With `…-claims-end`, its claims end after `CLAIM_TIMEOUT` seconds in which nothing is heard. Whatever the test did
+    to it, a native store must have kept the laws below its surface.
     """
     kind: str = request.param
-    store = new_store(kind.removeprefix("http-"))
+    plain = kind.removesuffix("-claims-end")
+    store = new_store(plain.removeprefix("http-"), claim_timeout_seconds=CLAIM_TIMEOUT if plain != kind else None)
     if not kind.startswith("http-"):
         async with store:
             yield store

@@ -22,7 +22,7 @@ SELECT rollout_id, status, queue_position, attempt_count, watch_at, timeout_seco
 FROM rollouts WHERE partition_id = :partition ORDER BY seq
 """
 ATTEMPTS = """
-SELECT rollout_id, sequence_id, start_time, last_heartbeat_time
+SELECT rollout_id, sequence_id, start_time, last_heartbeat_time, status
 FROM attempts WHERE partition_id = :partition ORDER BY rollout_id, sequence_id
 """
 SPANS = """
@@ -74,7 +74,7 @@ async def broken_laws(store: LightningStore, now: float) -> list[str]:
         attempts.setdefault(rollout_id, []).append(tuple(attempt))
     wrong = [f"an attempt of no rollout: {lost!r}" for lost in attempts.keys() - {row[0] for row in rollouts}]
     for row in rollouts:
-        wrong += _of_rollout(row, attempts.get(row[0], []), now)
+        wrong += _of_rollout(row, attempts.get(row[0], []), now, store._claim_timeout)
     places = [row[2] for row in rollouts if row[2] is not None]
     if len(set(places)) != len(places):
         wrong.append("two rollouts in one place of the queue")
@@ -92,7 +92,9 @@ async def broken_laws(store: LightningStore, now: float) -> list[str]:
     return wrong
 
 
-def _of_rollout(row: Sequence[Any], attempts: Sequence[tuple[Any, ...]], now: float) -> list[str]:
+def _of_rollout(
+    row: Sequence[Any], attempts: Sequence[tuple[Any, ...]], now: float, claim_timeout: float | None
+) -> list[str]:
     rollout_id, status, position, count, watch_at, timeout, unresponsive, _, end_time = row
     wrong: list[str] = []
     if (position is not None) != (status in ROLLOUT_QUEUED):
@@ -104,13 +106,16 @@ def _of_rollout(row: Sequence[Any], attempts: Sequence[tuple[Any, ...]], now: fl
         wrong.append(f"the attempts of {rollout_id!r} are numbered {numbers}")
     if count != len(attempts):
         wrong.append(f"{rollout_id!r} counts {count} attempts of {len(attempts)}")
-    watched = status in ROLLOUT_ACTIVE and not timeout is unresponsive is None
+    begun, heard, attempt_status = attempts[-1][1:] if attempts else (0.0, None, "none")
+    limit = claim_timeout if attempt_status == "preparing" and heard is None else None
+    watched = status in ROLLOUT_ACTIVE and not timeout is unresponsive is limit is None
     if not watched:
-        if watch_at is not None:
+        # Where claims have limits, the watchdog may yet find out that something was heard.
+        if watch_at is not None and (claim_timeout is None or status not in ROLLOUT_ACTIVE):
             wrong.append(f"{rollout_id!r} is {status} with limits {timeout}, {unresponsive}, but watched")
     elif attempts:
         # A lower bound; what is due already is looked at by the next sweep, however long it has been so.
-        due = lifecycle.watch_time(timeout, unresponsive, *attempts[-1][1:])
+        due = lifecycle.watch_time(timeout, unresponsive, begun, heard, limit)
         if watch_at is None or (due is not None and watch_at > max(due, now)):
             wrong.append(f"{rollout_id!r} is due at {due}, but watched at {watch_at}")
     return wrong

@@ -80,6 +80,7 @@ def _lifespan(service: Service) -> Callable[[Litestar], Any]:
                 settings.database_url,
                 partition=settings.partition,
                 scan_debounce_seconds=settings.scan_debounce_seconds,
+                claim_timeout_seconds=settings.claim_timeout_seconds,
             )
             service.current_store = store
         pause = max(settings.scan_debounce_seconds, _LEAST_SWEEP_SECONDS)

@@ -113,6 +113,7 @@ async def serve(
         settings.database_url,
         partition=settings.partition,
         scan_debounce_seconds=settings.scan_debounce_seconds,
+        claim_timeout_seconds=settings.claim_timeout_seconds,
     )
     try:
         app = create_app(settings, store)

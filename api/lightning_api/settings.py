@@ -66,6 +66,9 @@ class Settings:
     """Which of the isolated stores in the database this is."""
     scan_debounce_seconds: float = _parsed_by(_number, 10.0)
     """Least time between two watchdog scans, in seconds; 0 scans before every call."""
+    claim_timeout_seconds: float | None = _parsed_by(float, None)
+    """After how long an attempt of which nothing was heard since it was claimed is given up, and its rollout queued
+    again whatever its retry settings; None is never."""
     cors_origins: tuple[str, ...] = _parsed_by(_list, ())
     """Origins whose pages may call; `*` is any. In the environment, separated by commas or spaces."""
     token: str | None = field(default=None, repr=False, metadata={"parse": str})
@@ -107,6 +110,8 @@ class Settings:
             "the port must be between 0 and 65535": not 0 <= self.port <= 65535,
             "there must be at least one worker": self.workers < 1,
             "the scan debounce must be zero or more seconds": not 0 <= self.scan_debounce_seconds < float("inf"),
+            "the claim timeout must be more than zero seconds": self.claim_timeout_seconds is not None
+            and not 0 < self.claim_timeout_seconds < float("inf"),
             "the body limit must be at least one byte": self.body_limit < 1,
             "the partition must have a name": not self.partition,
             "the host must not be empty": not self.host,

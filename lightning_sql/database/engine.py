@@ -256,9 +256,9 @@ class Database:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def hot_path(self, partition: str, *, join: bool = True) -> HotPath:
+    def hot_path(self, partition: str, *, join: bool = True, claim_timeout: float | None = None) -> HotPath:
         """A way of the native store to a partition, for the running event loop; whoever asks closes it."""
-        return self.dialect.hot_path(self.url, self._here().engines, partition, join=join)
+        return self.dialect.hot_path(self.url, self._here().engines, partition, join=join, claim_timeout=claim_timeout)
 
 
 def lock_key(partition: str, label: str) -> int:

@@ -90,6 +90,8 @@ class CollectionStore(CollectionReads):
         collections: where everything is kept; closed with the store if it can be.
         scan_debounce_seconds: least time between two watchdog scans that calls trigger; 0 scans before every call.
         clock: seconds of any origin, for the debounce only; records take their times from the collections.
+        claim_timeout_seconds: after how long an attempt of which nothing was heard since it was begun is given up
+            and its rollout queued again, whatever its retry settings; None is never.
     """
 
     def __init__(
@@ -98,7 +100,9 @@ class CollectionStore(CollectionReads):
         *,
         scan_debounce_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        claim_timeout_seconds: float | None = None,
     ) -> None:
+        self._claim_timeout = claim_timeout_seconds
         super().__init__(collections, ScanGate(self.sweep, scan_debounce_seconds, clock))
         self._watcher = FinishWatcher(self._find_finished, POLL_SECONDS)
         self._keys = MemoryKeys()
@@ -128,7 +132,7 @@ class CollectionStore(CollectionReads):
         finished: list[str] = []
 
         async def run(collections: LightningCollections) -> R:
-            transaction = StoreTransaction(collections, await collections.now())
+            transaction = StoreTransaction(collections, await collections.now(), self._claim_timeout)
             result = await callback(transaction)
             finished[:] = transaction.finished
             return result
@@ -162,10 +166,14 @@ class CollectionStore(CollectionReads):
     async def _overdue(self, collections: LightningCollections) -> list[tuple[Rollout, Attempt, AttemptStatus]]:
         now = await collections.now()
         active = await collections.rollouts.query({"status": {"within": sorted(ROLLOUT_ACTIVE)}})
-        limited = {rollout.rollout_id: rollout for rollout in active.items if lifecycle.is_limited(rollout.config)}
+        limited = {
+            rollout.rollout_id: rollout
+            for rollout in active.items
+            if lifecycle.is_limited(rollout.config, self._claim_timeout)
+        }
         found: list[tuple[Rollout, Attempt, AttemptStatus]] = []
         for rollout_id, attempt in (await latest_attempts(collections, limited)).items():
-            verdict = lifecycle.expired_status(limited[rollout_id], attempt, now)
+            verdict = lifecycle.expired_status(limited[rollout_id], attempt, now, self._claim_timeout)
             if verdict is not None:
                 found.append((limited[rollout_id], attempt, verdict))
         return found
@@ -439,6 +447,8 @@ class CollectionStore(CollectionReads):
             after = Attempt.model_validate(dict(before) | changes)
             if "status" in changes:
                 after = lifecycle.attempt_with_status(after, after.status, transaction.now)
+            if self._claim_timeout is not None:
+                after = lifecycle.attempt_heard_of(after, transaction.now)
             await transaction.save_attempt(
                 after,
                 latest=after.attempt_id == latest.attempt_id,

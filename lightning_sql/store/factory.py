@@ -87,7 +87,12 @@ async def prepare_database(database_url: str, *, migrate: bool = False) -> None:
 
 
 def _store(
-    database_url: str, partition: str, scan_debounce_seconds: float, clock: Callable[[], float] | None, join: bool
+    database_url: str,
+    partition: str,
+    scan_debounce_seconds: float,
+    clock: Callable[[], float] | None,
+    join: bool,
+    claim_timeout_seconds: float | None,
 ) -> LightningStore:
     if is_memory(database_url):
         from lightning_sql.collections.memory import MemoryCollections
@@ -96,6 +101,7 @@ def _store(
             MemoryCollections(clock=time.time if clock is None else clock),
             scan_debounce_seconds=scan_debounce_seconds,
             clock=time.monotonic if clock is None else clock,
+            claim_timeout_seconds=claim_timeout_seconds,
         )
     from lightning_sql.database.engine import Database
     from lightning_sql.store.sql_store import SqlStore
@@ -106,6 +112,7 @@ def _store(
         scan_debounce_seconds=scan_debounce_seconds,
         clock=clock,
         join=join,
+        claim_timeout_seconds=claim_timeout_seconds,
     )
 
 
@@ -116,6 +123,7 @@ async def open_store(
     scan_debounce_seconds: float = 10.0,
     clock: Callable[[], float] | None = None,
     join: bool = True,
+    claim_timeout_seconds: float | None = None,
 ) -> LightningStore:
     """Open a store on a database that is prepared, creating the schema of an empty one.
 
@@ -125,6 +133,8 @@ async def open_store(
         scan_debounce_seconds: least time between two watchdog scans that calls trigger.
         clock: seconds since the epoch, for tests; by default that of the database or the process.
         join: whether concurrent calls of one kind go to the database together.
+        claim_timeout_seconds: after how long an attempt of which nothing was heard since it was begun is given up
+            and its rollout queued again, whatever its retry settings; None is never.
 
     Raises:
         ConfigurationError: not a database URL.
@@ -132,4 +142,4 @@ async def open_store(
         DatabaseUnavailableError: the database cannot be reached.
     """
     await prepare_database(database_url)
-    return _store(database_url, partition, scan_debounce_seconds, clock, join)
+    return _store(database_url, partition, scan_debounce_seconds, clock, join, claim_timeout_seconds)

@@ -70,14 +70,24 @@ class Lanes:
         partition: which part of them.
         clock: seconds since the epoch; None is the database's own time.
         join: whether concurrent calls go together.
+        claim_timeout: how many seconds nothing need be heard of an attempt after its claim; None is for ever.
     """
 
-    def __init__(self, database: Database, partition: str, clock: Callable[[], float] | None, *, join: bool) -> None:
+    def __init__(
+        self,
+        database: Database,
+        partition: str,
+        clock: Callable[[], float] | None,
+        *,
+        join: bool,
+        claim_timeout: float | None = None,
+    ) -> None:
+        self._claim_timeout = claim_timeout
         self._database = database
         self.partition = partition
         self._clock = clock
         self._join = join
-        self.hot = database.hot_path(partition, join=join)
+        self.hot = database.hot_path(partition, join=join, claim_timeout=claim_timeout)
         self.enqueue: Joiner[RolloutBatch, Sequence[Row]] = self._joiner(
             "enqueue",
             self._enqueue,
@@ -179,7 +189,16 @@ class Lanes:
 
         def run(connection: Connection) -> R:
             with self._database.translated():
-                return work(NativeTransaction(connection, self.hot, self._database.dialect, self.partition, self.now()))
+                return work(
+                    NativeTransaction(
+                        connection,
+                        self.hot,
+                        self._database.dialect,
+                        self.partition,
+                        self.now(),
+                        self._claim_timeout,
+                    )
+                )
 
         async def attempt() -> R:
             try:

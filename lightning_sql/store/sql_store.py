@@ -104,6 +104,8 @@ class SqlStore(SqlSpans):
         scan_debounce_seconds: least time between two watchdog scans that calls trigger; 0 scans before every call.
         clock: seconds since the epoch, for tests; by default the time is the database's.
         join: whether concurrent calls of one kind go to the database together.
+        claim_timeout_seconds: after how long an attempt of which nothing was heard since it was begun is given up
+            and its rollout queued again, whatever its retry settings; None is never.
     """
 
     def __init__(
@@ -114,12 +116,14 @@ class SqlStore(SqlSpans):
         scan_debounce_seconds: float = 10.0,
         clock: Callable[[], float] | None = None,
         join: bool = True,
+        claim_timeout_seconds: float | None = None,
     ) -> None:
         super().__init__(database.dialect, partition)
         self._database = database
         self._scan_debounce_seconds = scan_debounce_seconds
         self._clock = clock
         self._join = join
+        self._claim_timeout = claim_timeout_seconds
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, OfLoop] = WeakKeyDictionary()
         self._forgot = time.monotonic()
         self._latest: tuple[asyncio.AbstractEventLoop, OfLoop] | None = None
@@ -135,7 +139,13 @@ class SqlStore(SqlSpans):
         here = self._loops.get(loop)
         if here is None:
             here = self._loops[loop] = OfLoop(
-                Lanes(self._database, self._partition, self._clock, join=self._join),
+                Lanes(
+                    self._database,
+                    self._partition,
+                    self._clock,
+                    join=self._join,
+                    claim_timeout=self._claim_timeout,
+                ),
                 FinishWatcher(self._find_finished, POLL_SECONDS),
                 sweep=self.sweep,
                 maintain=self.maintain,

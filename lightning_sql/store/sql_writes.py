@@ -63,11 +63,22 @@ class Swept:
 
 
 class NativeTransaction:
-    """One write transaction. `clock` gives seconds since the epoch; None asks the database after the locks."""
+    """One write transaction.
+
+    `clock` gives seconds since the epoch; None asks the database after the locks. `claim_timeout` is how many
+    seconds nothing need be heard of an attempt after its claim.
+    """
 
     def __init__(
-        self, connection: Connection, hot: HotPath, dialect: Dialect, partition: str, clock: float | None
+        self,
+        connection: Connection,
+        hot: HotPath,
+        dialect: Dialect,
+        partition: str,
+        clock: float | None,
+        claim_timeout: float | None = None,
     ) -> None:
+        self._claim_timeout = claim_timeout
         self._connection = connection
         self._hot = hot
         self._dialect = dialect
@@ -104,7 +115,7 @@ class NativeTransaction:
                 "start_time": rollout.start_time,
                 "attempt_count": 1,
                 **_columns_of(rollout),
-                **self._state_of(rollout, watch_at=_watch_time(rollout, attempt)),
+                **self._state_of(rollout, watch_at=self._watch_time(rollout, attempt)),
             },
         )
         self._insert_attempt(attempt)
@@ -119,7 +130,7 @@ class NativeTransaction:
         attempt = lifecycle.new_attempt(rollout_id, count + 1, worker_id, self.now)
         self._update_rollout(
             rollout,
-            {"attempt_count": count + 1, **self._state_of(rollout, watch_at=_watch_time(rollout, attempt))},
+            {"attempt_count": count + 1, **self._state_of(rollout, watch_at=self._watch_time(rollout, attempt))},
         )
         self._insert_attempt(attempt)
         self._sync_worker(attempt)
@@ -161,7 +172,7 @@ class NativeTransaction:
         if lifecycle.is_queued(rollout.status):
             stays = before is not None and lifecycle.is_queued(before.status)
             position = ROLLOUTS.c.queue_position if stays else self._hot.next_queue_position()
-        watched = rollout.status in ROLLOUT_ACTIVE and lifecycle.is_limited(rollout.config)
+        watched = rollout.status in ROLLOUT_ACTIVE and lifecycle.is_limited(rollout.config, self._claim_timeout)
         return {
             "status": rollout.status,
             "end_time": rollout.end_time,
@@ -210,6 +221,16 @@ class NativeTransaction:
 
     # Watchdog
 
+    def _watch_time(self, rollout: Rollout, attempt: Attempt) -> float | None:
+        config = rollout.config
+        return lifecycle.watch_time(
+            config.timeout_seconds,
+            config.unresponsive_seconds,
+            attempt.start_time,
+            attempt.last_heartbeat_time,
+            lifecycle.claim_limit(attempt, self._claim_timeout),
+        )
+
     def sweep(self) -> Swept:
         """End attempts that are over their limits, and note when to look again at those that are not."""
         due = (
@@ -229,13 +250,17 @@ class NativeTransaction:
         for row in sorted(rows, key=lambda row: row[0]):
             rollout = rollout_of(row)
             attempt = self._attempt(rollout.rollout_id, row.attempt_count)
-            verdict = None if attempt is None else lifecycle.expired_status(rollout, attempt, self.now)
+            verdict = (
+                None if attempt is None else lifecycle.expired_status(rollout, attempt, self.now, self._claim_timeout)
+            )
             if attempt is None or verdict is None:
-                self._update_rollout(rollout, {"watch_at": None if attempt is None else _watch_time(rollout, attempt)})
+                self._update_rollout(
+                    rollout, {"watch_at": None if attempt is None else self._watch_time(rollout, attempt)}
+                )
                 continue
             ended += 1
             expired = lifecycle.attempt_with_status(attempt, verdict, self.now)
-            after = lifecycle.rollout_after_attempt(rollout, expired, self.now)
+            after = lifecycle.rollout_after_attempt(rollout, expired, self.now, self._claim_timeout)
             self._update_attempt(expired)
             self._update_rollout(after, self._state_of(after, rollout, watch_at=None))
             self._sync_worker(expired)
@@ -349,13 +374,6 @@ def _columns_of(rollout: Rollout) -> dict[str, Any]:
         "retry_condition": conditions_text(tuple(rollout.config.retry_condition)),
         "metadata": rollout.metadata,
     }
-
-
-def _watch_time(rollout: Rollout, attempt: Attempt) -> float | None:
-    config = rollout.config
-    return lifecycle.watch_time(
-        config.timeout_seconds, config.unresponsive_seconds, attempt.start_time, attempt.last_heartbeat_time
-    )
 
 
 def _plain(resources: NamedResources) -> dict[str, Any]:

@@ -60,8 +60,9 @@ async def rollout_or_error(collections: LightningCollections, rollout_id: str) -
 class StoreTransaction:
     """The steps, all at one instant `now` (seconds since the epoch)."""
 
-    def __init__(self, collections: LightningCollections, now: float) -> None:
+    def __init__(self, collections: LightningCollections, now: float, claim_timeout: float | None = None) -> None:
         self.collections = collections
+        self.claim_timeout = claim_timeout
         self.now = now
         self.finished: list[str] = []
         """The rollouts that got an outcome, for whoever wakes their waiters after the commit."""
@@ -127,7 +128,7 @@ class StoreTransaction:
         """Write a changed attempt, and what follows for its rollout and, if asked, for its worker."""
         await self.collections.attempts.update([attempt])
         if latest:
-            after = lifecycle.rollout_after_attempt(rollout, attempt, self.now)
+            after = lifecycle.rollout_after_attempt(rollout, attempt, self.now, self.claim_timeout)
             await self.save_status([(rollout, after)])
         if sync_worker:
             await self.sync_worker(attempt)

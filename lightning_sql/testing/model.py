@@ -33,10 +33,14 @@ class MissingRecordError(Exception):
 
 
 class StoreModel:
-    """The store as a person with pencil and paper would keep it. `now` is set by whoever drives it."""
+    """The store as a person with pencil and paper would keep it. `now` is set by whoever drives it.
 
-    def __init__(self, now: float) -> None:
+    `claim_timeout` is how many seconds nothing need be heard of an attempt after its claim; None is for ever.
+    """
+
+    def __init__(self, now: float, claim_timeout: float | None = None) -> None:
         self.now = now
+        self.claim_timeout = claim_timeout
         self.rollouts: list[Record] = []
         self.attempts: list[Record] = []
         self.spans: list[Record] = []
@@ -125,6 +129,8 @@ class StoreModel:
         if status in ("failed", "timeout", "unresponsive"):
             config = rollout["config"]
             again = status in config["retry_condition"] and attempt["sequence_id"] < config["max_attempts"]
+            if self.claim_timeout is not None and status == "unresponsive" and attempt["last_heartbeat_time"] is None:
+                again = again or rollout["status"] not in FINISHED
             status = "requeuing" if again else "failed"
         if rollout["status"] != status:
             self._set_status(rollout, status, batch)
@@ -157,7 +163,11 @@ class StoreModel:
             seen = attempt["last_heartbeat_time"]
             if seen is None:
                 seen = attempt["start_time"]
-            if config["timeout_seconds"] is not None and self.now - attempt["start_time"] > config["timeout_seconds"]:
+            age = self.now - attempt["start_time"]
+            silent = attempt["status"] == "preparing" and attempt["last_heartbeat_time"] is None
+            if self.claim_timeout is not None and silent and age > self.claim_timeout:
+                attempt["status"] = "unresponsive"
+            elif config["timeout_seconds"] is not None and age > config["timeout_seconds"]:
                 attempt["status"] = "timeout"
             elif config["unresponsive_seconds"] is not None and self.now - seen > config["unresponsive_seconds"]:
                 attempt["status"] = "unresponsive"
@@ -296,6 +306,8 @@ class StoreModel:
         attempt.update(copy.deepcopy(dict(changes)))
         if changes.get("status") in ("failed", "succeeded"):
             attempt["end_time"] = self.now
+        if self.claim_timeout is not None and attempt["last_heartbeat_time"] is None and attempt["status"] in ACTIVE:
+            attempt["last_heartbeat_time"] = self.now
         self._follow_attempt(attempt)
         if changes.get("worker_id") or "status" in changes:
             self._follow_worker(attempt)

@@ -4,7 +4,7 @@ Subclass each in a test file under a name that begins with `Test`, next to a fix
 empty store that looks for overdue attempts before each call (debounce 0). If its clock can be set,
 override the fixture `advance` as well; otherwise the suite sleeps, some seconds in all. Where
 CONTRACT.md section 12 names something better than what the protocol's first server does, that is
-what is demanded here.
+what is demanded here. `ClaimTimeoutContract` is for a store whose claims end after `CLAIM_TIMEOUT` seconds.
 """
 
 from lightning_sql.testing.contract.store_attempts import AttemptContract
@@ -20,12 +20,19 @@ from lightning_sql.testing.contract.store_laws import (
 from lightning_sql.testing.contract.store_resources import ResourcesContract, WorkerContract
 from lightning_sql.testing.contract.store_rollouts import RolloutContract
 from lightning_sql.testing.contract.store_spans import SpanContract
-from lightning_sql.testing.contract.store_time import WaitContract, WatchdogContract
+from lightning_sql.testing.contract.store_time import (
+    CLAIM_TIMEOUT,
+    ClaimTimeoutContract,
+    WaitContract,
+    WatchdogContract,
+)
 
 __all__ = [
+    "CLAIM_TIMEOUT",
     "Advance",
     "AttemptContract",
     "BatchContract",
+    "ClaimTimeoutContract",
     "ConcurrencyContract",
     "IdempotencyContract",
     "PayloadContract",

@@ -68,6 +68,16 @@ class TestWatchdog(FakeTime, contract.WatchdogContract):
     pass
 
 
+@over(
+    *("memory-claims-end", "sqlite-claims-end"),
+    pytest.param("postgres-claims-end", marks=pytest.mark.slow),
+    pytest.param("collections-sqlite-claims-end", marks=pytest.mark.slow),
+    pytest.param("http-postgres-claims-end", marks=pytest.mark.slow),
+)
+class TestClaimTimeouts(FakeTime, contract.ClaimTimeoutContract):
+    pass
+
+
 @everywhere_soon
 class TestWaits(FakeTime, contract.WaitContract):
     pass

@@ -2,6 +2,7 @@
 
 import re
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -122,8 +123,13 @@ async def ready(store: SqlStore) -> AttemptedRollout:
     return rollout
 
 
-def open_store(database_url: str) -> SqlStore:
-    return SqlStore(Database(database_url), partition=uuid.uuid4().hex, scan_debounce_seconds=1e12)
+def open_store(database_url: str, claim_timeout: float | None = None) -> SqlStore:
+    return SqlStore(
+        Database(database_url),
+        partition=uuid.uuid4().hex,
+        scan_debounce_seconds=1e12,
+        claim_timeout_seconds=claim_timeout,
+    )
 
 
 @pytest.fixture
@@ -163,14 +169,21 @@ async def test_the_proxy_sees_transactions(wire: Wire) -> None:
 
 @pytest.mark.slow
 async def test_a_connection_prepares_a_statement_once(wire: Wire) -> None:
-    async with open_store(wire.url) as store:
-        rollout = await ready(store)
-        for turn in range(3):
-            for operation in (IN_ONE | IN_MORE).values():
-                await operation(store, rollout, turn)
-    sent = {statement.name: wire.texts.count(statement.sql) for statement in STATEMENTS}
-    # Calls one after the other are all on one connection. Not every batch that there might be was asked for.
-    assert set(sent.values()) <= {0, 1}
+    sent: Counter[str] = Counter()
+    for claim_timeout in (None, 1e6):
+        wire.clear()
+        async with open_store(wire.url, claim_timeout) as store:
+            rollout = await ready(store)
+            for turn in range(3):
+                for operation in (IN_ONE | IN_MORE).values():
+                    await operation(store, rollout, turn)
+        once = {statement.name: wire.texts.count(statement.sql) for statement in STATEMENTS}
+        # Calls one after the other are all on one connection. Not every batch that there might be was asked for.
+        assert set(once.values()) <= {0, 1}
+        # A store whose claims have no limit does not pay for those that have.
+        limited = {name for name in once if once[name] and name.startswith(("claim_for_a_while", "update_heard"))}
+        assert bool(limited) == (claim_timeout is not None)
+        sent.update(once)
     assert {name.removesuffix("_of_one") for name in sent if sent[name]} == {
         name.removesuffix("_of_one") for name in sent
     }

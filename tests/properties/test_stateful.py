@@ -34,11 +34,13 @@ picks = st.integers(0, 7)
 class StoreMachine(RuleBasedStateMachine):
     """Drives a store and the model, and translates the ids of the one into those of the other."""
 
-    def __init__(self, make_store: Callable[[], LightningStore], clock: Clock) -> None:
+    def __init__(
+        self, make_store: Callable[[], LightningStore], clock: Clock, claim_timeout: float | None = None
+    ) -> None:
         super().__init__()
         self.clock = clock
         self.clock.now = START
-        self.model = StoreModel(START)
+        self.model = StoreModel(START, claim_timeout)
         self.runner = asyncio.Runner()
         self.store = make_store()
         self.names: dict[str, str] = {}
@@ -378,6 +380,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert not self.model.queue
 
 
+CLAIM_TIMEOUT = 2.0
 EFFORT = {"memory": (50, 40), "sqlite": (20, 40), "postgres": (20, 40)}
 """Examples, and steps of each; the protocol backends had theirs when they were all there was."""
 
@@ -388,4 +391,13 @@ def test_a_store_agrees_with_the_model(kind: str, new_store: NewStore, clock: Cl
     run_state_machine_as_test(
         partial(StoreMachine, partial(new_store, kind), clock),  # pyright: ignore[reportArgumentType] - hypothesis takes any factory
         settings=settings(settings.default, max_examples=examples, stateful_step_count=steps),
+    )
+
+
+@pytest.mark.parametrize("kind", ["memory", SQLITE, POSTGRES])
+def test_a_store_whose_claims_end_agrees_with_the_model(kind: str, new_store: NewStore, clock: Clock) -> None:
+    make_store = partial(new_store, kind, claim_timeout_seconds=CLAIM_TIMEOUT)
+    run_state_machine_as_test(
+        partial(StoreMachine, make_store, clock, CLAIM_TIMEOUT),  # pyright: ignore[reportArgumentType] - hypothesis takes any factory
+        settings=settings(settings.default, max_examples=15, stateful_step_count=40),
     )

@@ -22,14 +22,16 @@ DATABASES = pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=pytest
 Play = Callable[[Twins, Clock, list[Any]], Awaitable[None]]
 
 
-def run(kind: str, new_store: NewStore, clock: Clock, play: Play, steps: list[Any]) -> None:
+def run(
+    kind: str, new_store: NewStore, clock: Clock, play: Play, steps: list[Any], claim_timeout: float | None = None
+) -> None:
     """Make the steps on two empty stores."""
 
     async def work() -> None:
         clock.now = START
         async with (
-            new_store("memory", scan_debounce_seconds=NEVER) as reference,
-            new_store(kind, scan_debounce_seconds=NEVER) as other,
+            new_store("memory", scan_debounce_seconds=NEVER, claim_timeout_seconds=claim_timeout) as reference,
+            new_store(kind, scan_debounce_seconds=NEVER, claim_timeout_seconds=claim_timeout) as other,
         ):
             await play(Twins(reference, other), clock, steps)
             assert await broken_laws(other, clock.now) == []
@@ -72,11 +74,14 @@ async def queued(twins: Twins) -> list[str]:
 
 
 @DATABASES
-def test_answers_and_records_are_those_of_the_reference(kind: str, new_store: NewStore, clock: Clock) -> None:
+@pytest.mark.parametrize("claim_timeout", [None, 2.0])
+def test_answers_and_records_are_those_of_the_reference(
+    kind: str, claim_timeout: float | None, new_store: NewStore, clock: Clock
+) -> None:
     @settings(max_examples=EFFORT[kind], phases=PHASES)
     @given(programs)
     def check(steps: list[Step]) -> None:
-        run(kind, new_store, clock, one_by_one, steps)
+        run(kind, new_store, clock, one_by_one, steps, claim_timeout)
 
     check()
 

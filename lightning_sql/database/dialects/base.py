@@ -119,10 +119,19 @@ class Dialect(ABC):
         """Fresh engines; nothing is connected yet. With `reflection` they can read the schema instead of payloads."""
 
     @abstractmethod
-    def hot_path(self, url: URL, engines: EnginePair, partition: str, *, join: bool = True) -> HotPath:
+    def hot_path(
+        self,
+        url: URL,
+        engines: EnginePair,
+        partition: str,
+        *,
+        join: bool = True,
+        claim_timeout: float | None = None,
+    ) -> HotPath:
         """The native store's way to a partition, for the running event loop; connects when first used.
 
-        With `join`, operations may share a commit.
+        With `join`, operations may share a commit. `claim_timeout` is how many seconds nothing need be heard of an
+        attempt after its claim, None for ever.
         """
 
     @abstractmethod

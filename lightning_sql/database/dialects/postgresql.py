@@ -137,8 +137,16 @@ class PostgreSQL(Dialect):
         return EnginePair(engine, engine)
 
     @override
-    def hot_path(self, url: URL, engines: EnginePair, partition: str, *, join: bool = True) -> HotPath:
-        return PostgreSQLHotPath(engines.writer, partition)
+    def hot_path(
+        self,
+        url: URL,
+        engines: EnginePair,
+        partition: str,
+        *,
+        join: bool = True,
+        claim_timeout: float | None = None,
+    ) -> HotPath:
+        return PostgreSQLHotPath(engines.writer, partition, claim_timeout)
 
     @override
     def transaction_options(self, *, writing: bool, snapshot: bool) -> Mapping[str, Any]:

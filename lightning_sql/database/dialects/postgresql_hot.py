@@ -234,7 +234,9 @@ class PostgreSQLHotPath(HotPath):
 
     in_order = False
 
-    def __init__(self, engine: AsyncEngine, partition: str) -> None:
+    def __init__(self, engine: AsyncEngine, partition: str, claim_timeout: float | None = None) -> None:
+        self._claim_timeout = claim_timeout
+        self._updates = statements.UPDATE_ATTEMPTS if claim_timeout is None else statements.UPDATE_HEARD_ATTEMPTS
         self._engine = engine
         self._partition = encode_text(partition)
         self._checked = False
@@ -339,6 +341,7 @@ class PostgreSQLHotPath(HotPath):
             "workers": names,
             "first_slots": first_slots,
             "last_slots": last_slots,
+            "claim_timeout": self._claim_timeout,
         }
         if notes:
             noted, note_first_slots, note_last_slots = zip(*notes, strict=True)
@@ -435,7 +438,7 @@ class PostgreSQLHotPath(HotPath):
                 "place": places,
             }
             unseen: list[int] = []
-            for row in await self._run(statements.UPDATE_ATTEMPTS.of(len(places)), values):
+            for row in await self._run(self._updates.of(len(places)), values):
                 place: int = row[10]
                 if row[1] is not None:
                     answers[place] = AttemptChanged(row[:9], row[9])

@@ -43,6 +43,7 @@ __all__ = [
     "ROLLOUTS",
     "STATEMENTS",
     "UPDATE_ATTEMPTS",
+    "UPDATE_HEARD_ATTEMPTS",
 ]
 
 
@@ -174,7 +175,7 @@ WITH front AS MATERIALIZED (
 claimed AS (
     UPDATE rollouts r
     SET status = 'preparing', end_time = NULL, queue_position = NULL, attempt_count = r.attempt_count + 1,
-        watch_at = {_NOW} + least(r.timeout_seconds, r.unresponsive_seconds)
+        watch_at = {_NOW} + least(r.timeout_seconds, r.unresponsive_seconds, CAST(:claim_timeout AS double precision))
     WHERE r.partition_id = :partition AND r.rollout_id = ANY (ARRAY(SELECT rollout_id FROM front))
     RETURNING {_texts("r", ROLLOUTS_TABLE, ROLLOUT_COLUMNS)}, r.attempt_count,
         array_position(ARRAY(SELECT rollout_id FROM front), r.rollout_id) AS n
@@ -301,7 +302,7 @@ promoted AS (
     UPDATE rollouts r
     SET status = {_case("k.rollout_status", lifecycle.HEARTBEAT_ROLLOUT, "k.rollout_status")},
         end_time = NULL, queue_position = NULL,
-        watch_at = CASE WHEN k.rollout_status NOT IN {_QUEUED} THEN r.watch_at WHEN k.limited THEN {_NOW} END
+        watch_at = CASE WHEN k.limited THEN CASE WHEN k.rollout_status IN {_QUEUED} THEN {_NOW} ELSE r.watch_at END END
     FROM attempt k JOIN beaten b ON b.pair = k.pair
     WHERE r.partition_id = :partition AND r.rollout_id {given.each("pair_rollouts")}
         AND r.rollout_id = k.rollout_id
@@ -348,8 +349,13 @@ WHERE s.there IS NULL
 NEW_SPANS: Final = HotOperation("new_spans", _new_spans)
 
 _STATUS_AFTER: Final = "coalesce(g.status, a.status)"
+_HEARTBEAT_AFTER: Final = "coalesce(g.last_heartbeat_time, a.last_heartbeat_time)"
+_FIRST_HEARTBEAT: Final = f"""coalesce(g.last_heartbeat_time, a.last_heartbeat_time,
+            CASE WHEN {_STATUS_AFTER} IN {_BUSY} THEN {_NOW} END)"""
 _RETRIED: Final = f"""CASE WHEN strpos(o.retry_condition, '"' || {_STATUS_AFTER} || '"') > 0
         AND a.sequence_id < o.max_attempts THEN 'requeuing' ELSE 'failed' END"""
+_RETRIED_IF_LOST: Final = f"""CASE WHEN {_STATUS_AFTER} = 'unresponsive' AND {_FIRST_HEARTBEAT} IS NULL
+        AND o.status NOT IN {_FINISHED} THEN 'requeuing' ELSE {_RETRIED} END"""
 
 _CHANGE_KINDS: Final = {
     "owners": "text",
@@ -362,7 +368,7 @@ _CHANGE_KINDS: Final = {
 }
 
 
-def _update_attempts(given: Given) -> str:
+def _update_attempts(given: Given, heartbeat: str = _HEARTBEAT_AFTER, retried: str = _RETRIED) -> str:
     return f"""
 WITH follow AS MATERIALIZED (
     -- The rollouts come sorted, so that every statement locks in the same order.
@@ -372,12 +378,12 @@ WITH follow AS MATERIALIZED (
         a.attempt_id, a.sequence_id, a.start_time,
         {_STATUS_AFTER} AS status_after,
         coalesce(g.worker_id, a.worker_id) AS worker_after,
-        coalesce(g.last_heartbeat_time, a.last_heartbeat_time) AS heartbeat_after,
+        {heartbeat} AS heartbeat_after,
         coalesce(CAST(g.metadata AS json), a.metadata) AS metadata_after,
         CASE WHEN g.status IN {_ENDED} THEN {_NOW} ELSE a.end_time END AS end_after,
         a.sequence_id = o.attempt_count AS latest,
         CASE WHEN a.sequence_id = o.attempt_count AND o.status <> 'cancelled'
-            THEN {_case(_STATUS_AFTER, lifecycle.OUTCOME, _RETRIED)} ELSE o.status END AS rollout_after
+            THEN {_case(_STATUS_AFTER, lifecycle.OUTCOME, retried)} ELSE o.status END AS rollout_after
     FROM {given.rows(_CHANGE_KINDS, "g", "rollout_id", *list(_CHANGE_KINDS)[1:])}
     CROSS JOIN LATERAL {_locked_rollout("g.rollout_id")} o
     LEFT JOIN LATERAL (
@@ -448,6 +454,10 @@ FROM follow f
 
 
 UPDATE_ATTEMPTS: Final = HotOperation("update_attempts", _update_attempts)
+UPDATE_HEARD_ATTEMPTS: Final = HotOperation(
+    "update_heard_attempts", lambda given: _update_attempts(given, _FIRST_HEARTBEAT, _RETRIED_IF_LOST)
+)
+"""As `UPDATE_ATTEMPTS`, where claims have a limit, so that it matters whether anything was heard of an attempt."""
 
 
 def _issue_numbers(given: Given) -> str:
@@ -512,6 +522,7 @@ STATEMENTS: Final = (
             ADD_SPANS,
             NEW_SPANS,
             UPDATE_ATTEMPTS,
+            UPDATE_HEARD_ATTEMPTS,
             ISSUE_NUMBERS,
             BEAT_WORKERS,
             ROLLOUTS,

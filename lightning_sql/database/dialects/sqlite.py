@@ -148,8 +148,18 @@ class SQLite(Dialect):
         return EnginePair(writer, reader)
 
     @override
-    def hot_path(self, url: URL, engines: EnginePair, partition: str, *, join: bool = True) -> HotPath:
-        return SQLiteHotPath(_file_of(url), _pragmas(url), partition, self.failure, join=join)
+    def hot_path(
+        self,
+        url: URL,
+        engines: EnginePair,
+        partition: str,
+        *,
+        join: bool = True,
+        claim_timeout: float | None = None,
+    ) -> HotPath:
+        return SQLiteHotPath(
+            _file_of(url), _pragmas(url), partition, self.failure, join=join, claim_timeout=claim_timeout
+        )
 
     def _engine(self, url: URL, size: int, begin: str, pragmas: Mapping[str, str]) -> AsyncEngine:
         engine = create_async_engine(

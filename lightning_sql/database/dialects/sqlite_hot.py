@@ -49,6 +49,7 @@ class SQLiteHotPath(HotPath):
         partition: as the caller names it.
         classify: what an error of the driver means.
         join: whether operations that wait for the writer together may share a transaction.
+        claim_timeout: how many seconds nothing need be heard of an attempt after its claim.
     """
 
     in_order = True
@@ -61,7 +62,9 @@ class SQLiteHotPath(HotPath):
         classify: Callable[[BaseException], Failure],
         *,
         join: bool,
+        claim_timeout: float | None = None,
     ) -> None:
+        self._claim_timeout = claim_timeout
         self._file = file
         self._join = join
         self._pragmas = pragmas
@@ -91,7 +94,7 @@ class SQLiteHotPath(HotPath):
 
     @override
     async def claim(self, claims: Sequence[Claim], now: float | None) -> tuple[float, list[list[Row]]]:
-        return await self._hot(lambda cursor: rules.claim(cursor, self._partition, claims, now))
+        return await self._hot(lambda cursor: rules.claim(cursor, self._partition, claims, now, self._claim_timeout))
 
     @override
     async def add_spans(self, batches: Sequence[SpanBatch], now: float | None) -> list[list[SpanOutcome]]:
@@ -103,7 +106,9 @@ class SQLiteHotPath(HotPath):
 
     @override
     async def update_attempts(self, changes: Sequence[AttemptChange], now: float | None) -> list[AttemptChanged | None]:
-        return await self._hot(lambda cursor: rules.update_attempts(cursor, self._partition, changes, now))
+        return await self._hot(
+            lambda cursor: rules.update_attempts(cursor, self._partition, changes, now, self._claim_timeout)
+        )
 
     @override
     async def issue_numbers(self, counts: Mapping[str, int]) -> dict[str, int]:

@@ -31,7 +31,7 @@ from lightning_sql.database.dialects.hot import (
 )
 from lightning_sql.database.dialects.sqlite_statements import RolloutState
 from lightning_sql.database.native import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS
-from lightning_sql.records import ROLLOUT_ACTIVE, AttemptStatus, RolloutStatus
+from lightning_sql.records import ATTEMPT_ACTIVE, ROLLOUT_ACTIVE, AttemptStatus, RolloutStatus
 
 __all__ = [
     "add_spans",
@@ -52,6 +52,7 @@ _SEQUENCE_ID: Final = ATTEMPT_COLUMNS.index("sequence_id")
 _STATUS: Final = ATTEMPT_COLUMNS.index("status")
 _WORKER_ID: Final = ATTEMPT_COLUMNS.index("worker_id")
 _END_TIME: Final = ATTEMPT_COLUMNS.index("end_time")
+_HEARTBEAT: Final = ATTEMPT_COLUMNS.index("last_heartbeat_time")
 _CHANGED: Final = tuple(
     (name, ATTEMPT_COLUMNS.index(name)) for name in ("status", "worker_id", "last_heartbeat_time", "metadata")
 )
@@ -111,7 +112,9 @@ def enqueue(
     return Enqueued(time_, latest)
 
 
-def claim(cursor: Cursor, partition: str, claims: Sequence[Claim], now: float | None) -> tuple[float, list[list[Row]]]:
+def claim(
+    cursor: Cursor, partition: str, claims: Sequence[Claim], now: float | None, claim_timeout: float | None = None
+) -> tuple[float, list[list[Row]]]:
     """`HotPath.claim`."""
     time_ = _time(now)
     wanted = sum(len(claim.attempt_ids) for claim in claims)
@@ -128,7 +131,7 @@ def claim(cursor: Cursor, partition: str, claims: Sequence[Claim], now: float | 
         for attempt_id, row in zip(claim.attempt_ids, front, strict=False):
             rowid, number, timeout, unresponsive = row[_ROLLOUT_WIDTH:]
             rollout = row[:_ROLLOUT_WIDTH]
-            changed.append((number, lifecycle.watch_time(timeout, unresponsive, time_, None), rowid))
+            changed.append((number, lifecycle.watch_time(timeout, unresponsive, time_, None, claim_timeout), rowid))
             begun.append((partition, rollout[0], attempt_id, number, "preparing", claim.worker_id, time_))
             rows.append((*rollout, attempt_id, number))
             last = rollout[0], attempt_id
@@ -280,7 +283,8 @@ def _with_status(
 class _AttemptUpdates:
     """Changed attempts, and what follows for their rollouts and workers, gathered to be written together."""
 
-    def __init__(self, cursor: Cursor, partition: str, now: float) -> None:
+    def __init__(self, cursor: Cursor, partition: str, now: float, claim_timeout: float | None) -> None:
+        self._claims_have_limits = claim_timeout is not None
         self._cursor = cursor
         self._partition = partition
         self._now = now
@@ -323,10 +327,13 @@ class _AttemptUpdates:
                 changes[name] = attempt[index] = value
         if change.status in lifecycle.ATTEMPT_ENDED:
             attempt[_END_TIME] = self._now
+        lost = self._claims_have_limits and attempt[_HEARTBEAT] is None
+        if lost and attempt[_STATUS] in ATTEMPT_ACTIVE:
+            attempt[_HEARTBEAT] = self._now
         self._attempts.append((*_updated_fields(attempt), rowid))
         status = rollout.status
         if attempt[_SEQUENCE_ID] == rollout.attempt_count:
-            status = self._follow(rollout, attempt[_STATUS], changes)
+            status = self._follow(rollout, attempt[_STATUS], changes, lost=lost)
         worker_id = attempt[_WORKER_ID]
         if worker_id and lifecycle.worker_follows(changes):
             # Of several attempts of a worker the last one decides, but each leaves its times.
@@ -336,7 +343,7 @@ class _AttemptUpdates:
         return AttemptChanged(tuple(attempt), status)
 
     def _follow(
-        self, rollout: RolloutState, attempt_status: AttemptStatus, changes: Mapping[str, Any]
+        self, rollout: RolloutState, attempt_status: AttemptStatus, changes: Mapping[str, Any], *, lost: bool
     ) -> RolloutStatus:
         """Let a rollout follow its latest attempt."""
         status = lifecycle.status_after_attempt(
@@ -345,6 +352,7 @@ class _AttemptUpdates:
             rollout.attempt_count,
             rollout.max_attempts,
             _retry_condition(rollout.retry_condition),
+            lost=lost,
         )
         anew = "status" in changes or "last_heartbeat_time" in changes
         watch_at = _watch_at(rollout, status, anew=anew, now=self._now)
@@ -377,10 +385,14 @@ class _AttemptUpdates:
 
 
 def update_attempts(
-    cursor: Cursor, partition: str, changes: Sequence[AttemptChange], now: float | None
+    cursor: Cursor,
+    partition: str,
+    changes: Sequence[AttemptChange],
+    now: float | None,
+    claim_timeout: float | None = None,
 ) -> list[AttemptChanged | None]:
     """`HotPath.update_attempts`."""
-    updates = _AttemptUpdates(cursor, partition, _time(now))
+    updates = _AttemptUpdates(cursor, partition, _time(now), claim_timeout)
     answer = [
         None if row is None else updates.add(change, row)
         for change, row in zip(changes, updates.find(changes), strict=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lightning_sql.records import EnqueueRolloutRequest, RolloutConfig
+from lightning_sql.records import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
 from lightning_sql.store.interface import LightningStore
 from lightning_sql.testing.contract.store_base import (
     PATIENCE,
@@ -23,7 +23,10 @@ from lightning_sql.testing.contract.store_base import (
 )
 from lightning_sql.testing.samples import make_span
 
-__all__ = ["WaitContract", "WatchdogContract"]
+__all__ = ["CLAIM_TIMEOUT", "ClaimTimeoutContract", "WaitContract", "WatchdogContract"]
+
+CLAIM_TIMEOUT = 0.5
+"""Seconds after which the claims of the store under `ClaimTimeoutContract` end if nothing is heard."""
 
 LIMIT = 0.25
 """Seconds that an attempt may take where it is meant to take longer."""
@@ -192,6 +195,172 @@ class WatchdogContract(StoreFixtures):
         await asyncio.gather(*(store.sweep() for _ in range(5)), *(store.query_workers() for _ in range(5)))
         claimed = await store.dequeue_many_rollouts(limit=50)
         assert sorted(item.rollout_id for item in claimed) == sorted(item.rollout_id for item in started)
+
+
+class ClaimTimeoutContract(StoreFixtures):
+    """For a store whose claims end after `CLAIM_TIMEOUT` seconds of silence, for clients that lose answers."""
+
+    BEGUN: ClassVar[dict[str, Callable[[LightningStore, str], Awaitable[Any]]]] = {
+        "dequeue": lambda store, _: store.dequeue_rollout("w"),
+        "start": lambda store, _: store.start_rollout(1, worker_id="w"),
+        "start_attempt": lambda store, other: store.start_attempt(other, "w"),
+    }
+
+    async def silent(self, store: LightningStore, advance: Advance, **config: Any) -> AttemptedRollout:
+        """A rollout whose claim has ended, and that is queued again."""
+        await store.enqueue_rollout("task", config=RolloutConfig(**config))
+        claimed = attempted(await store.dequeue_rollout("w"))
+        await advance(2 * CLAIM_TIMEOUT)
+        await store.sweep()
+        return claimed
+
+    @pytest.mark.parametrize("begun", BEGUN)
+    async def test_a_silent_claim_ends_and_is_queued_again(
+        self, store: LightningStore, advance: Advance, begun: str
+    ) -> None:
+        other = await store.enqueue_rollout("other")
+        if begun != "start_attempt":
+            await store.update_rollout(other.rollout_id, status="cancelled")
+        if begun == "dequeue":
+            await store.enqueue_rollout("task")
+        claimed = attempted(await self.BEGUN[begun](store, other.rollout_id))
+        assert (await worker_of(store, "w")).status == "busy"
+        await advance(2 * CLAIM_TIMEOUT)
+        rollout = attempted(await store.get_rollout_by_id(claimed.rollout_id))
+        assert (rollout.status, rollout.end_time) == ("requeuing", None)
+        assert (rollout.attempt.status, rollout.attempt.end_time) == ("unresponsive", None)
+        worker = await worker_of(store, "w")
+        assert (worker.status, worker.current_attempt_id) == ("unknown", None)
+        [again] = await drain(store)
+        assert (again.rollout_id, again.attempt.sequence_id) == (claimed.rollout_id, 2)
+
+    async def test_it_is_queued_again_as_often_as_it_takes(self, store: LightningStore, advance: Advance) -> None:
+        config = RolloutConfig(max_attempts=1, retry_condition=["failed"])
+        enqueued = await store.enqueue_rollout("task", config=config)
+        for turn in range(1, 4):
+            claimed = attempted(await store.dequeue_rollout())
+            assert (claimed.rollout_id, claimed.attempt.sequence_id) == (enqueued.rollout_id, turn)
+            await advance(2 * CLAIM_TIMEOUT)
+        await store.update_rollout(enqueued.rollout_id, status="cancelled")
+        await advance(2 * CLAIM_TIMEOUT)
+        assert await drain(store) == []
+
+    async def test_within_its_limit_a_claim_is_left(self, store: LightningStore, advance: Advance) -> None:
+        started = await store.start_rollout(1)
+        await advance(CLAIM_TIMEOUT / 4)
+        await store.sweep()
+        assert (await attempt_of(store, started.rollout_id)).status == "preparing"
+
+    @pytest.mark.parametrize("limits", [{}, {"timeout_seconds": LONG}])
+    async def test_every_sign_of_life_ends_the_limit(
+        self, store: LightningStore, advance: Advance, limits: Any
+    ) -> None:
+        config = RolloutConfig(**limits)
+        started = [await store.start_rollout(number, config=config) for number in range(5)]
+        keys = [(rollout.rollout_id, rollout.attempt.attempt_id) for rollout in started]
+        await store.add_span(make_span(*keys[0], "s"))
+        changed = [
+            await store.update_attempt(*keys[1], status="running"),
+            await store.update_attempt(*keys[2], worker_id="w"),
+            await store.update_attempt(keys[3][0], "latest", metadata={"pod": 1}),
+            await store.update_attempt(*keys[4], last_heartbeat_time=1.0),
+        ]
+        assert None not in [attempt.last_heartbeat_time for attempt in changed]
+        assert changed[3].last_heartbeat_time == 1.0
+        await store.update_worker("w")
+        await advance(4 * CLAIM_TIMEOUT)
+        await store.sweep()
+        after = [await attempt_of(store, rollout_id) for rollout_id, _ in keys]
+        assert [attempt.status for attempt in after] == ["running", "running", "preparing", "preparing", "preparing"]
+        assert [attempt.last_heartbeat_time for attempt in after[1:]] == [
+            attempt.last_heartbeat_time for attempt in changed
+        ]
+        assert await drain(store) == []
+
+    async def test_a_workers_heartbeat_says_nothing_of_its_attempt(
+        self, store: LightningStore, advance: Advance
+    ) -> None:
+        started = await store.start_rollout(1, worker_id="w")
+        await advance(2 * CLAIM_TIMEOUT)
+        await store.update_worker("w")
+        assert (await rollout_of(store, started.rollout_id)).status == "requeuing"
+
+    async def test_a_late_caller_gets_on_with_what_nobody_else_took(
+        self, store: LightningStore, advance: Advance
+    ) -> None:
+        for_spans = await self.silent(store, advance)
+        await store.add_span(make_span(for_spans.rollout_id, for_spans.attempt.attempt_id, "s"))
+        for_end = await self.silent(store, advance)
+        await store.update_attempt(for_end.rollout_id, for_end.attempt.attempt_id, status="succeeded")
+        assert await drain(store) == []
+        revived = attempted(await store.get_rollout_by_id(for_spans.rollout_id))
+        assert (revived.status, revived.attempt.status) == ("running", "running")
+        assert (await rollout_of(store, for_end.rollout_id)).status == "succeeded"
+
+    async def test_a_late_caller_does_not_fail_what_is_queued_again(
+        self, store: LightningStore, advance: Advance
+    ) -> None:
+        """An update without a status makes nothing of an attempt that was given up, nor of its rollout."""
+        claimed = await self.silent(store, advance)
+        late = claimed.rollout_id, claimed.attempt.attempt_id
+        await store.update_attempt(*late, metadata={"late": True})
+        await store.update_attempt(*late, worker_id="v")
+        rollout = attempted(await store.get_rollout_by_id(claimed.rollout_id))
+        assert (rollout.status, rollout.attempt.status) == ("requeuing", "unresponsive")
+        [again] = await drain(store)
+        assert again.attempt.sequence_id == 2
+
+    async def test_a_late_caller_does_not_move_what_another_took(self, store: LightningStore, advance: Advance) -> None:
+        first = await self.silent(store, advance)
+        second = attempted(await store.dequeue_rollout("v"))
+        late = first.rollout_id, first.attempt.attempt_id
+        assert await store.add_span(make_span(*late, "s")) is not None
+        assert (await rollout_of(store, first.rollout_id)).status == "preparing"
+        assert (await store.update_attempt(*late, status="failed")).end_time is not None
+        rollout = attempted(await store.get_rollout_by_id(first.rollout_id))
+        assert (rollout.status, rollout.attempt.attempt_id) == ("preparing", second.attempt.attempt_id)
+        await store.update_attempt(rollout.rollout_id, second.attempt.attempt_id, status="succeeded")
+        assert (await rollout_of(store, first.rollout_id)).status == "succeeded"
+
+    async def test_an_outcome_is_left(self, store: LightningStore, advance: Advance) -> None:
+        claimed = await self.silent(store, advance)
+        await store.update_rollout(claimed.rollout_id, status="failed")
+        await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, metadata={})
+        assert (await rollout_of(store, claimed.rollout_id)).status == "failed"
+        await store.update_rollout(claimed.rollout_id, status="succeeded")
+        await store.sweep()
+        assert (await rollout_of(store, claimed.rollout_id)).status == "succeeded"
+
+    async def test_what_was_heard_of_goes_by_its_retry_settings(self, store: LightningStore, advance: Advance) -> None:
+        started = await store.start_rollout(1, config=RolloutConfig(unresponsive_seconds=CLAIM_TIMEOUT))
+        await store.add_span(make_span(started.rollout_id, started.attempt.attempt_id, "s"))
+        await advance(2 * CLAIM_TIMEOUT)
+        rollout = attempted(await store.get_rollout_by_id(started.rollout_id))
+        assert (rollout.status, rollout.attempt.status) == ("failed", "unresponsive")
+
+    async def test_it_comes_before_the_limits_of_the_rollout(self, store: LightningStore, advance: Advance) -> None:
+        """Who never got a claim did not work on it for too long."""
+        claimed = await self.silent(store, advance, timeout_seconds=LIMIT, unresponsive_seconds=LIMIT)
+        rollout = attempted(await store.get_rollout_by_id(claimed.rollout_id))
+        assert (rollout.status, rollout.attempt.status) == ("requeuing", "unresponsive")
+
+    async def test_a_shorter_limit_on_silence_queues_again_too(self, store: LightningStore, advance: Advance) -> None:
+        started = await store.start_rollout(1, config=RolloutConfig(unresponsive_seconds=CLAIM_TIMEOUT / 8))
+        await advance(CLAIM_TIMEOUT / 4)
+        assert (await rollout_of(store, started.rollout_id)).status == "requeuing"
+
+    async def test_a_status_set_by_hand_is_looked_at(self, store: LightningStore, advance: Advance) -> None:
+        claimed = await self.silent(store, advance)
+        started = await store.start_rollout(1)
+        await store.update_rollout(started.rollout_id, status="cancelled")
+        await advance(2 * CLAIM_TIMEOUT)
+        await store.update_rollout(claimed.rollout_id, status="running")
+        await store.update_rollout(started.rollout_id, status="preparing")
+        await advance(CLAIM_TIMEOUT)
+        await store.sweep()
+        # The attempt of the first was given up already, and no limit is on that.
+        assert (await rollout_of(store, claimed.rollout_id)).status == "running"
+        assert (await rollout_of(store, started.rollout_id)).status == "requeuing"
 
 
 class WaitContract(StoreFixtures):
