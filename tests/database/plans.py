@@ -181,6 +181,10 @@ SEED_RESOURCES = """
 INSERT INTO resources SELECT p, 'rs' || n, n, n, n, 1, '{}'
 FROM generate_series($1::bigint, least($2::bigint, 2000)) n CROSS JOIN unnest(ARRAY['p', 'q']) p
 """
+SEED_KEYS = """
+INSERT INTO idempotency_keys SELECT partition_id, 'k' || rollout_id, 0, 'route', 'print', '[]', start_time
+FROM rollouts WHERE start_time BETWEEN $1 AND $2
+"""
 
 
 async def create(session: Session) -> None:
@@ -198,5 +202,5 @@ async def create(session: Session) -> None:
 async def seed(session: Session, last: int, first: int = 1) -> None:
     """Rollouts of these numbers in each of two partitions, with attempts, spans, counters, workers and resources."""
     await session.execute("SET synchronous_commit = off")
-    for statement in (SEED, SEED_ATTEMPTS, SEED_SPANS, SEED_COUNTERS, SEED_WORKERS, SEED_RESOURCES):
+    for statement in (SEED, SEED_ATTEMPTS, SEED_SPANS, SEED_COUNTERS, SEED_WORKERS, SEED_RESOURCES, SEED_KEYS):
         await session.execute(statement, first, last)

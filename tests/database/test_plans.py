@@ -13,7 +13,15 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from lightning_sql.database.dialects.hot import AttemptChange, Claim, RolloutDraft, SpanBatch, SpanDraft, WorkerBeat
+from lightning_sql.database.dialects.hot import (
+    AttemptChange,
+    Claim,
+    KeyNote,
+    RolloutDraft,
+    SpanBatch,
+    SpanDraft,
+    WorkerBeat,
+)
 from lightning_sql.database.dialects.hot_statement import HotStatement
 from lightning_sql.database.dialects.postgresql_hot import HOT_SETTINGS, PostgreSQLHotPath, QueueFront
 from lightning_sql.database.dialects.postgresql_statements import CLAIM, STATEMENTS
@@ -68,6 +76,10 @@ def running(count: int) -> list[str]:
     return [f"r{10 * number + 2}" for number in range(count)]
 
 
+def note(number: int) -> KeyNote:
+    return KeyNote(f"new key {number}", "route", "print")
+
+
 CALLS: dict[str, Callable[[PostgreSQLHotPath, int], Any]] = {
     "enqueue": lambda hot, n: hot.enqueue(
         [RolloutDraft(f"new{i}", "{}", None, None, 5.0, None, 1, "[]", "{}") for i in range(n)], None
@@ -75,6 +87,15 @@ CALLS: dict[str, Callable[[PostgreSQLHotPath, int], Any]] = {
     "claims": lambda hot, n: hot.claim([Claim(f"w{i}", [f"at{i}"]) for i in range(n)], None),
     "a claim of many": lambda hot, n: hot.claim([Claim("w1", [f"at{i}" for i in range(n)])], None),
     "claims of nobody": lambda hot, n: hot.claim([Claim(None, [f"at{i}"]) for i in range(n)], None),
+    "noted rollouts": lambda hot, n: hot.enqueue(
+        [RolloutDraft(f"new{i}", "{}", None, None, 5.0, None, 1, "[]", "{}") for i in range(n)],
+        None,
+        [(note(i), "[]") for i in range(n)],
+    ),
+    "noted claims": lambda hot, n: hot.claim([Claim(f"w{i}", [f"at{i}"], note(i)) for i in range(n)], None),
+    "noted spans": lambda hot, n: hot.add_spans(
+        [SpanBatch([span(rollout, "a1", "new", 3)], False, note(i)) for i, rollout in enumerate(running(n))], None
+    ),
     "spans of many": lambda hot, n: hot.add_spans(
         [SpanBatch([span(rollout, "a1", "new", 3)], strict=True) for rollout in running(n)], None
     ),

@@ -11,7 +11,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from lightning_sql.database.dialects.postgresql_statements import STATEMENTS
 from lightning_sql.database.engine import Database
-from lightning_sql.records import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
+from lightning_sql.records import AttemptedRollout, EnqueueRolloutRequest, IdempotencyKey, RolloutConfig
 from lightning_sql.store.row_store import RolloutQuery
 from lightning_sql.store.sql_store import SqlStore
 from lightning_sql.testing.samples import make_span
@@ -31,6 +31,10 @@ def key(rollout: AttemptedRollout) -> tuple[str, str]:
     return rollout.rollout_id, rollout.attempt.attempt_id
 
 
+def a_key() -> IdempotencyKey:
+    return IdempotencyKey(uuid.uuid4().hex)
+
+
 IN_ONE: dict[str, Operation] = {
     "enqueue": lambda store, rollout, turn: store.enqueue_rollout(turn, metadata={"n": turn}),
     "enqueue many": lambda store, rollout, turn: store.enqueue_many_rollouts(
@@ -38,6 +42,17 @@ IN_ONE: dict[str, Operation] = {
     ),
     "dequeue": lambda store, rollout, turn: store.dequeue_rollout(),
     "dequeue for a worker": lambda store, rollout, turn: store.dequeue_rollout(f"w{turn % 2}"),
+    "enqueue under a key": lambda store, rollout, turn: store.enqueue_rollout(turn, idempotency_key=a_key()),
+    "enqueue many under a key": lambda store, rollout, turn: store.enqueue_many_rollouts(
+        [EnqueueRolloutRequest(input=number) for number in range(turn + 2)], idempotency_key=a_key()
+    ),
+    "dequeue under a key": lambda store, rollout, turn: store.dequeue_rollout("w", idempotency_key=a_key()),
+    "dequeue many under a key": lambda store, rollout, turn: store.dequeue_many_rollouts(
+        limit=2 + turn, worker_id="w", idempotency_key=a_key()
+    ),
+    "import spans under a key": lambda store, rollout, turn: store.import_spans(
+        [span(rollout, f"k{turn}"), make_span("ro-none", "at-none", "k")], idempotency_key=a_key()
+    ),
     "dequeue many": lambda store, rollout, turn: store.dequeue_many_rollouts(limit=5 + turn, worker_id="w"),
     "add span": lambda store, rollout, turn: store.add_span(span(rollout, f"a{turn}", turn)),
     "add a span again": lambda store, rollout, turn: store.add_span(span(rollout, "again")),
@@ -181,7 +196,7 @@ async def test_a_connection_prepares_a_statement_once(wire: Wire) -> None:
         # Calls one after the other are all on one connection. Not every batch that there might be was asked for.
         assert set(once.values()) <= {0, 1}
         # A store whose claims have no limit does not pay for those that have.
-        limited = {name for name in once if once[name] and name.startswith(("claim_for_a_while", "update_heard"))}
+        limited = {name for name in once if once[name] and name.startswith("update_heard")}
         assert bool(limited) == (claim_timeout is not None)
         sent.update(once)
     assert {name.removesuffix("_of_one") for name in sent if sent[name]} == {

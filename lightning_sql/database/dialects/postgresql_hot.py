@@ -311,7 +311,8 @@ class PostgreSQLHotPath(HotPath):
         attempt_ids: list[str | None] = []
         slot_workers: list[str | None] = []
         workers: list[tuple[str, int, int]] = []
-        notes: list[tuple[KeyNote, int, int]] = []
+        notes: list[KeyNote] = []
+        slot_notes: list[int | None] = []
         for claim in claims:
             first = len(attempt_ids) + 1
             attempt_ids += claim.attempt_ids
@@ -319,7 +320,8 @@ class PostgreSQLHotPath(HotPath):
             if claim.worker_id:
                 workers.append((claim.worker_id, first, len(attempt_ids)))
             if claim.note is not None:
-                notes.append((claim.note, first, len(attempt_ids)))
+                notes.append(claim.note)
+            slot_notes += [None if claim.note is None else len(notes)] * len(claim.attempt_ids)
         workers.sort()
         most = len(attempt_ids)
         # Of several claims one may want a worker noted, and no rollout.
@@ -329,6 +331,7 @@ class PostgreSQLHotPath(HotPath):
             # A slot that nobody gets: a list of one empty text could not be given.
             attempt_ids.append(None)
             slot_workers.append(None)
+            slot_notes.append(None)
         # The statement for one attempt takes one worker, if only NULL, and the other one that none.
         names, first_slots, last_slots = zip(*(workers or [(None, 1, 1)]), strict=True)
         values: dict[str, Any] = {
@@ -344,9 +347,8 @@ class PostgreSQLHotPath(HotPath):
             "claim_timeout": self._claim_timeout,
         }
         if notes:
-            noted, note_first_slots, note_last_slots = zip(*notes, strict=True)
-            slots = {"note_first_slots": note_first_slots, "note_last_slots": note_last_slots}
-            values |= _note_values(noted) | slots
+            places = list(range(1, len(notes) + 1))
+            values |= _note_values(notes) | {"place": places, "slot_notes": slot_notes}
         rows = await self._run(statement, values)
         if not rows:
             return 0.0, [[] for _ in claims]

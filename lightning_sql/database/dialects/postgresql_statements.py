@@ -13,20 +13,29 @@ whole table, whatever its statistics say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
-
-from sqlalchemy import Table
+from typing import Final
 
 from lightning_sql import lifecycle
 from lightning_sql.database.dialects.hot import SpanDraft, SpanOutcome
 from lightning_sql.database.dialects.hot_statement import Given, HotOperation
+from lightning_sql.database.dialects.postgresql_parts import (
+    ACTIVE,
+    BUSY,
+    ENDED,
+    FINISHED,
+    NOW,
+    QUEUED,
+    case,
+    columns,
+    locked_rollout,
+    noted_part,
+    texts,
+    words,
+)
 from lightning_sql.database.native import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, WORKER_COLUMNS
 from lightning_sql.database.native import ATTEMPTS as ATTEMPTS_TABLE
 from lightning_sql.database.native import ROLLOUTS as ROLLOUTS_TABLE
 from lightning_sql.database.native import WORKERS as WORKERS_TABLE
-from lightning_sql.database.types import Payload
-from lightning_sql.records import ATTEMPT_ACTIVE, ROLLOUT_ACTIVE, ROLLOUT_FINISHED, ROLLOUT_QUEUED
 
 __all__ = [
     "ADD_SPANS",
@@ -47,48 +56,6 @@ __all__ = [
 ]
 
 
-def _words(values: Iterable[str]) -> str:
-    return "(" + ", ".join(f"'{value}'" for value in sorted(values)) + ")"
-
-
-def _case(value: str, table: Mapping[Any, Any], otherwise: str) -> str:
-    arms = " ".join(f"WHEN '{key}' THEN '{result}'" for key, result in table.items())
-    return f"CASE {value} {arms} ELSE {otherwise} END"
-
-
-def _columns(alias: str, names: Iterable[str]) -> str:
-    return ", ".join(f"{alias}.{name}" for name in names)
-
-
-def _texts(alias: str, table: Table, names: Iterable[str]) -> str:
-    """Columns with payloads as text, which the driver need not decode."""
-    return ", ".join(
-        f"CAST({alias}.{name} AS text) AS {name}" if isinstance(table.c[name].type, Payload) else f"{alias}.{name}"
-        for name in names
-    )
-
-
-_QUEUED: Final = _words(ROLLOUT_QUEUED)
-_ACTIVE: Final = _words(ROLLOUT_ACTIVE)
-_FINISHED: Final = _words(ROLLOUT_FINISHED)
-_ENDED: Final = _words(lifecycle.ATTEMPT_ENDED)
-_BUSY: Final = _words(ATTEMPT_ACTIVE)
-
-# The time at which the statement came, or the one that was given; the same wherever the statement asks.
-# `extract` would make a numeric of it, and that a double precision by way of a text.
-_NOW: Final = "coalesce(CAST(:now AS double precision), date_part('epoch', statement_timestamp()))"
-
-
-def _locked_rollout(rollout_id: str) -> str:
-    """A rollout as it is now, and stays until this statement is done."""
-    return f"""(
-        SELECT r.status, r.attempt_count, r.max_attempts, r.retry_condition,
-            r.timeout_seconds IS NOT NULL OR r.unresponsive_seconds IS NOT NULL AS limited
-        FROM rollouts r WHERE r.partition_id = :partition AND r.rollout_id = {rollout_id}
-        LIMIT 1 FOR NO KEY UPDATE
-    )"""
-
-
 _DRAFT_KINDS: Final = {
     "rollout_id": "text",
     "input": "text",
@@ -102,27 +69,6 @@ _DRAFT_KINDS: Final = {
 }
 
 
-_NOTE_KINDS: Final = {"note_keys": "text", "note_parts": "bigint", "note_routes": "text", "note_prints": "text"}
-
-
-def _noted(given: Given, kinds: Mapping[str, str], ids: str, source: str = "", written: str = "") -> str:
-    """A part that writes down notes `n` with their `ids`, in the order of their keys: all statements lock alike.
-
-    `kinds` are the columns of a note beyond the usual ones; `source` is what it is joined with, and `written`
-    says of which.
-    """
-    columns = ("key", "part", "route", "fingerprint", *kinds)
-    return f""",
-noted AS (
-    INSERT INTO idempotency_keys (partition_id, key, part, route, fingerprint, ids, time)
-    SELECT :partition, n.key, n.part, n.route, n.fingerprint, {ids}, {_NOW}
-    FROM {given.rows(_NOTE_KINDS | dict(kinds), "n", *columns)}
-    {source}
-    {"GROUP BY n.key, n.part, n.route, n.fingerprint" if source else ""} {written}
-    ORDER BY n.key, n.part
-)"""
-
-
 def _enqueue(given: Given, *, noted: bool = False) -> str:
     return f"""
 WITH latest AS MATERIALIZED (
@@ -132,7 +78,7 @@ placed AS (
     INSERT INTO rollouts (partition_id, rollout_id, seq, status, mode, resources_id, start_time, timeout_seconds,
         unresponsive_seconds, max_attempts, retry_condition, queue_position, attempt_count, input, metadata)
     SELECT :partition, d.rollout_id, d.place, 'queuing', d.mode,
-        coalesce(d.resources_id, (SELECT resources_id FROM latest)), {_NOW}, d.timeout_seconds,
+        coalesce(d.resources_id, (SELECT resources_id FROM latest)), {NOW}, d.timeout_seconds,
         d.unresponsive_seconds, d.max_attempts, d.retry_condition, d.place, 0,
         CAST(d.input AS json), CAST(d.metadata AS json)
     FROM (
@@ -140,8 +86,8 @@ placed AS (
         FROM {given.rows(_DRAFT_KINDS, "u", place="ord")}
         ORDER BY u.ord
     ) d
-){_noted(given, {"note_ids": "text"}, "n.note_ids") if noted else ""}
-SELECT {_NOW}, (SELECT resources_id FROM latest)
+){noted_part(given, {"note_ids": "text"}, "n.note_ids") if noted else ""}
+SELECT {NOW}, (SELECT resources_id FROM latest)
 """
 
 
@@ -152,16 +98,15 @@ ENQUEUE_NOTED: Final = HotOperation("enqueue_noted", lambda given: _enqueue(give
 _WORKER_SLOTS: Final = {"workers": "text", "first_slots": "integer", "last_slots": "integer"}
 
 
-_NOTE_SLOTS: Final = {"note_first_slots": "integer", "note_last_slots": "integer"}
-
-
 def _noted_claims(given: Given) -> str:
     ids = f"CAST(json_agg(json_build_array(c.rollout_id, {given.at('attempt_ids', 'c.n')}) ORDER BY c.n) AS text)"
-    slots = "LEFT JOIN claimed c ON c.n BETWEEN n.note_first_slots AND n.note_last_slots"
+    slots = f"LEFT JOIN claimed c ON {given.at('slot_notes', 'c.n', 'integer')} = n.place"
     # A claim that got nothing leaves no note; but if there is one, it is a repeat, and must fail as such.
-    written = """HAVING count(c.n) > 0 OR EXISTS (
-        SELECT FROM idempotency_keys k WHERE k.partition_id = :partition AND k.key = n.key AND k.part = n.part)"""
-    return _noted(given, _NOTE_SLOTS, ids, slots, written)
+    written = """HAVING count(c.n) > 0 OR (
+        SELECT true FROM idempotency_keys k
+        WHERE k.partition_id = :partition AND k.key = n.key AND k.part = n.part LIMIT 1
+    )"""
+    return noted_part(given, {"place": "integer"}, ids, slots, written)
 
 
 def _claim(given: Given, *, noted: bool = False) -> str:
@@ -175,23 +120,23 @@ WITH front AS MATERIALIZED (
 claimed AS (
     UPDATE rollouts r
     SET status = 'preparing', end_time = NULL, queue_position = NULL, attempt_count = r.attempt_count + 1,
-        watch_at = {_NOW} + least(r.timeout_seconds, r.unresponsive_seconds, CAST(:claim_timeout AS double precision))
+        watch_at = {NOW} + least(r.timeout_seconds, r.unresponsive_seconds, CAST(:claim_timeout AS double precision))
     WHERE r.partition_id = :partition AND r.rollout_id = ANY (ARRAY(SELECT rollout_id FROM front))
-    RETURNING {_texts("r", ROLLOUTS_TABLE, ROLLOUT_COLUMNS)}, r.attempt_count,
+    RETURNING {texts("r", ROLLOUTS_TABLE, ROLLOUT_COLUMNS)}, r.attempt_count,
         array_position(ARRAY(SELECT rollout_id FROM front), r.rollout_id) AS n
 ),
 begun AS (
     INSERT INTO attempts (partition_id, rollout_id, attempt_id, sequence_id, status, worker_id, start_time)
     SELECT :partition, c.rollout_id, {given.at("attempt_ids", "c.n")}, c.attempt_count, 'preparing',
-        {given.at("slot_workers", "c.n")}, {_NOW}
+        {given.at("slot_workers", "c.n")}, {NOW}
     FROM claimed c
 ),
 tended AS (
     INSERT INTO workers AS w (partition_id, worker_id, seq, status, last_dequeue_time, last_busy_time,
         last_idle_time, current_rollout_id, current_attempt_id)
     SELECT :partition, g.worker_id, nextval('workers_order'),
-        CASE WHEN c.n IS NULL THEN 'idle' ELSE 'busy' END, {_NOW},
-        CASE WHEN c.n IS NOT NULL THEN {_NOW} END, CASE WHEN c.n IS NULL THEN {_NOW} END,
+        CASE WHEN c.n IS NULL THEN 'idle' ELSE 'busy' END, {NOW},
+        CASE WHEN c.n IS NOT NULL THEN {NOW} END, CASE WHEN c.n IS NULL THEN {NOW} END,
         c.rollout_id, {given.at("attempt_ids", "c.n")}
     -- A worker has the slots from its first to its last; it is tied to the last of them that got something.
     FROM {given.rows(_WORKER_SLOTS, "g", "worker_id", "first_slot", "last_slot", short=_WORKER_SLOTS)}
@@ -206,7 +151,7 @@ tended AS (
         current_rollout_id = coalesce(excluded.current_rollout_id, w.current_rollout_id),
         current_attempt_id = coalesce(excluded.current_attempt_id, w.current_attempt_id)
 ){_noted_claims(given) if noted else ""}
-SELECT {_columns("c", ROLLOUT_COLUMNS)}, c.attempt_count, c.n, (SELECT queue_position FROM front LIMIT 1), {_NOW}
+SELECT {columns("c", ROLLOUT_COLUMNS)}, c.attempt_count, c.n, (SELECT queue_position FROM front LIMIT 1), {NOW}
 FROM claimed c
 """
 
@@ -246,7 +191,9 @@ def _noted_spans(given: Given) -> str:
     source = """JOIN given g ON g.note = n.place
     LEFT JOIN attempt k ON k.pair = g.pair
     LEFT JOIN stored s ON s.rollout_id = k.rollout_id AND s.attempt_id = k.attempt_id AND s.span_id = g.span_id"""
-    return _noted(given, {"place": "integer"}, f"""'"' || string_agg({outcome}, '' ORDER BY g.ord) || '"'""", source)
+    return noted_part(
+        given, {"place": "integer"}, f"""'"' || string_agg({outcome}, '' ORDER BY g.ord) || '"'""", source
+    )
 
 
 def _add_spans(given: Given, refused: str = "", accepted: str = "true", *, noted: bool = False) -> str:
@@ -257,7 +204,7 @@ WITH attempt AS MATERIALIZED (
     SELECT p.pair, p.rollout_id, p.attempt_id, o.attempt_count, o.limited, o.status AS rollout_status,
         a.status, a.sequence_id
     FROM {given.rows(_PAIRS, "p", "rollout_id", "attempt_id", place="pair")}
-    CROSS JOIN LATERAL {_locked_rollout("p.rollout_id")} o
+    CROSS JOIN LATERAL {locked_rollout("p.rollout_id")} o
     CROSS JOIN LATERAL (
         SELECT a.status, a.sequence_id FROM attempts a
         WHERE a.partition_id = :partition AND a.rollout_id = p.rollout_id AND a.attempt_id = p.attempt_id
@@ -292,7 +239,7 @@ raised AS (
 ),
 beaten AS (
     UPDATE attempts a
-    SET last_heartbeat_time = {_NOW}, status = {_case("k.status", lifecycle.HEARTBEAT_ATTEMPT, "k.status")}
+    SET last_heartbeat_time = {NOW}, status = {case("k.status", lifecycle.HEARTBEAT_ATTEMPT, "k.status")}
     FROM attempt k JOIN news n ON n.rollout_id = k.rollout_id AND n.attempt_id = k.attempt_id
     WHERE a.partition_id = :partition AND a.rollout_id {given.each("pair_rollouts")}
         AND a.rollout_id = k.rollout_id AND a.attempt_id = k.attempt_id
@@ -300,14 +247,14 @@ beaten AS (
 ),
 promoted AS (
     UPDATE rollouts r
-    SET status = {_case("k.rollout_status", lifecycle.HEARTBEAT_ROLLOUT, "k.rollout_status")},
+    SET status = {case("k.rollout_status", lifecycle.HEARTBEAT_ROLLOUT, "k.rollout_status")},
         end_time = NULL, queue_position = NULL,
-        watch_at = CASE WHEN k.limited THEN CASE WHEN k.rollout_status IN {_QUEUED} THEN {_NOW} ELSE r.watch_at END END
+        watch_at = CASE WHEN k.limited THEN CASE WHEN k.rollout_status IN {QUEUED} THEN {NOW} ELSE r.watch_at END END
     FROM attempt k JOIN beaten b ON b.pair = k.pair
     WHERE r.partition_id = :partition AND r.rollout_id {given.each("pair_rollouts")}
         AND r.rollout_id = k.rollout_id
         AND k.sequence_id = k.attempt_count AND b.status = 'running'
-        AND k.rollout_status IN {_words(lifecycle.HEARTBEAT_ROLLOUT)}
+        AND k.rollout_status IN {words(lifecycle.HEARTBEAT_ROLLOUT)}
 ){_noted_spans(given) if noted else ""}
 SELECT g.ord, k.pair IS NULL AS unknown
 FROM given g LEFT JOIN attempt k ON k.pair = g.pair
@@ -351,11 +298,11 @@ NEW_SPANS: Final = HotOperation("new_spans", _new_spans)
 _STATUS_AFTER: Final = "coalesce(g.status, a.status)"
 _HEARTBEAT_AFTER: Final = "coalesce(g.last_heartbeat_time, a.last_heartbeat_time)"
 _FIRST_HEARTBEAT: Final = f"""coalesce(g.last_heartbeat_time, a.last_heartbeat_time,
-            CASE WHEN {_STATUS_AFTER} IN {_BUSY} THEN {_NOW} END)"""
+            CASE WHEN {_STATUS_AFTER} IN {BUSY} THEN {NOW} END)"""
 _RETRIED: Final = f"""CASE WHEN strpos(o.retry_condition, '"' || {_STATUS_AFTER} || '"') > 0
         AND a.sequence_id < o.max_attempts THEN 'requeuing' ELSE 'failed' END"""
 _RETRIED_IF_LOST: Final = f"""CASE WHEN {_STATUS_AFTER} = 'unresponsive' AND {_FIRST_HEARTBEAT} IS NULL
-        AND o.status NOT IN {_FINISHED} THEN 'requeuing' ELSE {_RETRIED} END"""
+        AND o.status NOT IN {FINISHED} THEN 'requeuing' ELSE {_RETRIED} END"""
 
 _CHANGE_KINDS: Final = {
     "owners": "text",
@@ -380,12 +327,12 @@ WITH follow AS MATERIALIZED (
         coalesce(g.worker_id, a.worker_id) AS worker_after,
         {heartbeat} AS heartbeat_after,
         coalesce(CAST(g.metadata AS json), a.metadata) AS metadata_after,
-        CASE WHEN g.status IN {_ENDED} THEN {_NOW} ELSE a.end_time END AS end_after,
+        CASE WHEN g.status IN {ENDED} THEN {NOW} ELSE a.end_time END AS end_after,
         a.sequence_id = o.attempt_count AS latest,
         CASE WHEN a.sequence_id = o.attempt_count AND o.status <> 'cancelled'
-            THEN {_case(_STATUS_AFTER, lifecycle.OUTCOME, retried)} ELSE o.status END AS rollout_after
+            THEN {case(_STATUS_AFTER, lifecycle.OUTCOME, retried)} ELSE o.status END AS rollout_after
     FROM {given.rows(_CHANGE_KINDS, "g", "rollout_id", *list(_CHANGE_KINDS)[1:])}
-    CROSS JOIN LATERAL {_locked_rollout("g.rollout_id")} o
+    CROSS JOIN LATERAL {locked_rollout("g.rollout_id")} o
     LEFT JOIN LATERAL (
         SELECT a.attempt_id, a.sequence_id, a.start_time, a.end_time, a.status, a.worker_id, a.last_heartbeat_time,
             a.metadata
@@ -409,30 +356,30 @@ propagated AS (
     UPDATE rollouts r
     SET status = f.rollout_after,
         end_time = CASE WHEN f.rollout_after = f.rollout_status THEN r.end_time
-            WHEN f.rollout_after IN {_FINISHED} THEN {_NOW} END,
-        queue_position = CASE WHEN f.rollout_after IN {_QUEUED}
+            WHEN f.rollout_after IN {FINISHED} THEN {NOW} END,
+        queue_position = CASE WHEN f.rollout_after IN {QUEUED}
             THEN coalesce(r.queue_position, nextval('rollouts_order')) END,
-        watch_at = CASE WHEN f.limited AND f.rollout_after IN {_ACTIVE} THEN {_NOW} END
+        watch_at = CASE WHEN f.limited AND f.rollout_after IN {ACTIVE} THEN {NOW} END
     FROM follow f
     WHERE r.partition_id = :partition AND r.rollout_id {given.each("owners")} AND r.rollout_id = f.rollout_id
         AND f.latest AND (f.rollout_after <> f.rollout_status
-            OR f.limited AND f.rollout_after IN {_ACTIVE}
+            OR f.limited AND f.rollout_after IN {ACTIVE}
                 AND (f.new_status IS NOT NULL OR f.new_heartbeat IS NOT NULL))
 ),
 tended AS (
     INSERT INTO workers AS w (partition_id, worker_id, seq, status, last_busy_time, last_idle_time,
         current_rollout_id, current_attempt_id)
     SELECT :partition, s.worker_id, nextval('workers_order'),
-        {_case("s.last_status", lifecycle.WORKER_STATUS, "'unknown'")},
-        CASE WHEN s.any_busy THEN {_NOW} END, CASE WHEN s.any_free THEN {_NOW} END,
-        CASE WHEN s.last_status IN {_BUSY} THEN s.last_rollout END,
-        CASE WHEN s.last_status IN {_BUSY} THEN s.last_attempt END
+        {case("s.last_status", lifecycle.WORKER_STATUS, "'unknown'")},
+        CASE WHEN s.any_busy THEN {NOW} END, CASE WHEN s.any_free THEN {NOW} END,
+        CASE WHEN s.last_status IN {BUSY} THEN s.last_rollout END,
+        CASE WHEN s.last_status IN {BUSY} THEN s.last_attempt END
     FROM (
         SELECT f.worker_after AS worker_id,
             (array_agg(f.status_after ORDER BY f.place DESC))[1] AS last_status,
             (array_agg(f.rollout_id ORDER BY f.place DESC))[1] AS last_rollout,
             (array_agg(f.attempt_id ORDER BY f.place DESC))[1] AS last_attempt,
-            bool_or(f.status_after IN {_BUSY}) AS any_busy, bool_or(f.status_after NOT IN {_BUSY}) AS any_free
+            bool_or(f.status_after IN {BUSY}) AS any_busy, bool_or(f.status_after NOT IN {BUSY}) AS any_free
         FROM follow f
         WHERE f.attempt_id IS NOT NULL AND f.worker_after <> '' AND (f.new_worker <> '' OR f.new_status IS NOT NULL)
         GROUP BY f.worker_after
@@ -477,13 +424,13 @@ ISSUE_NUMBERS: Final = HotOperation("issue_numbers", _issue_numbers)
 def _beat_workers(given: Given) -> str:
     return f"""
 INSERT INTO workers AS w (partition_id, worker_id, seq, status, last_heartbeat_time, heartbeat_stats)
-SELECT :partition, g.worker_id, nextval('workers_order'), 'unknown', {_NOW}, CAST(g.heartbeat_stats AS json)
+SELECT :partition, g.worker_id, nextval('workers_order'), 'unknown', {NOW}, CAST(g.heartbeat_stats AS json)
 FROM {given.rows({"worker_id": "text", "heartbeat_stats": "text"}, "g")}
 ORDER BY g.worker_id COLLATE "C"
 ON CONFLICT (partition_id, worker_id) DO UPDATE SET
     last_heartbeat_time = excluded.last_heartbeat_time,
     heartbeat_stats = coalesce(excluded.heartbeat_stats, w.heartbeat_stats)
-RETURNING {_texts("w", WORKERS_TABLE, WORKER_COLUMNS)}
+RETURNING {texts("w", WORKERS_TABLE, WORKER_COLUMNS)}
 """
 
 
@@ -492,12 +439,12 @@ BEAT_WORKERS: Final = HotOperation("beat_workers", _beat_workers)
 
 def _rollouts(given: Given, condition: str = "") -> str:
     return f"""
-SELECT {_texts("r", ROLLOUTS_TABLE, ROLLOUT_COLUMNS)}, {_texts("a", ATTEMPTS_TABLE, ATTEMPT_COLUMNS)}
+SELECT {texts("r", ROLLOUTS_TABLE, ROLLOUT_COLUMNS)}, {texts("a", ATTEMPTS_TABLE, ATTEMPT_COLUMNS)}
 FROM {given.rows({"rollout_id": "text"}, "g")} CROSS JOIN LATERAL (
-    SELECT {_columns("o", ROLLOUT_COLUMNS)}, o.attempt_count FROM rollouts o
+    SELECT {columns("o", ROLLOUT_COLUMNS)}, o.attempt_count FROM rollouts o
     WHERE o.partition_id = :partition AND o.rollout_id = g.rollout_id LIMIT 1
 ) r LEFT JOIN LATERAL (
-    SELECT {_columns("b", ATTEMPT_COLUMNS)} FROM attempts b
+    SELECT {columns("b", ATTEMPT_COLUMNS)} FROM attempts b
     WHERE b.partition_id = :partition AND b.rollout_id = r.rollout_id AND b.sequence_id = r.attempt_count LIMIT 1
 ) a ON true
 {condition}
@@ -506,7 +453,7 @@ FROM {given.rows({"rollout_id": "text"}, "g")} CROSS JOIN LATERAL (
 
 ROLLOUTS: Final = HotOperation("rollouts", _rollouts)
 FINISHED_ROLLOUTS: Final = HotOperation(
-    "finished_rollouts", lambda given: _rollouts(given, f"WHERE r.status IN {_FINISHED}")
+    "finished_rollouts", lambda given: _rollouts(given, f"WHERE r.status IN {FINISHED}")
 )
 
 STATEMENTS: Final = (
