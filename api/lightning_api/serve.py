@@ -18,6 +18,7 @@ import uvicorn
 import uvloop
 
 from lightning_api.app import create_app, service_of
+from lightning_api.connections import IDLE_SECONDS, SWEEP_SECONDS, Connection, end_silent
 from lightning_api.logs import configure_logging, log_lost_error
 from lightning_api.operations import Service
 from lightning_api.settings import Settings
@@ -32,9 +33,6 @@ T = TypeVar("T")
 
 GRACE_SECONDS: Final = 8
 """How long requests in flight may take once the server was told to stop; container engines kill after 10."""
-
-_IDLE_SECONDS: Final = 75
-"""How long an idle connection is kept: longer than clients keep theirs, so that none is closed under a request."""
 
 _BACKLOG: Final = 2048
 
@@ -61,6 +59,7 @@ class LightningServer(uvicorn.Server):
         self._service = service
         self._signals = signals
         self._call_when_started = started
+        self._swept = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections."""
@@ -70,6 +69,14 @@ class LightningServer(uvicorn.Server):
             gc.collect()
             gc.freeze()
             self._call_when_started()
+
+    async def on_tick(self, counter: int) -> bool:
+        """What uvicorn does ten times a second."""
+        now = asyncio.get_running_loop().time()
+        if now - self._swept >= SWEEP_SECONDS:
+            self._swept = now
+            end_silent(self.server_state.connections, now)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer who waits, then finish what is in flight."""
@@ -119,7 +126,7 @@ async def serve(
         app = create_app(settings, store)
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=Connection,
             workers=1,
             ws="none",
             lifespan="on",
@@ -127,7 +134,7 @@ async def serve(
             access_log=settings.log_level == "debug",
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS,
             backlog=_BACKLOG,
         )
