@@ -26,9 +26,12 @@ from lightning_sql.errors import LightningError
 from lightning_sql.store.factory import open_store
 from lightning_sql.store.interface import LightningStore
 
-__all__ = ["create_app", "create_app_from_environment", "service_of"]
+__all__ = ["UNLIMITED", "create_app", "create_app_from_environment", "service_of"]
 
 logger: Final = logging.getLogger(__name__)
+
+UNLIMITED: Final = frozenset(declared.path for declared in OPERATIONS if declared.places != "calls")
+"""The paths that are served however many calls are worked on."""
 
 _LEAST_SWEEP_SECONDS: Final = 1.0
 _MAINTENANCE_SECONDS: Final = 5.0
@@ -54,7 +57,12 @@ def create_app(settings: Settings, store: LightningStore | None = None) -> Lites
     app.state["service"] = service
     hot = {declared.name: Endpoint(declared, service) for declared in OPERATIONS if declared.hot}
     app.asgi_handler = Edge(
-        app.asgi_handler, Shortcuts(OPERATIONS, hot), cors_origins=settings.cors_origins, token=settings.token
+        app.asgi_handler,
+        Shortcuts(OPERATIONS, hot),
+        cors_origins=settings.cors_origins,
+        token=settings.token,
+        load=service.load,
+        unlimited=UNLIMITED,
     )
     return app
 

@@ -88,6 +88,9 @@ def cli() -> None:
 @click.option("--token", metavar="TOKEN", help="Bearer token to ask callers for.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning, error (info).")
 @click.option("--body-limit", type=int, metavar="BYTES", help="Largest request body (64 MiB).")
+# Rarely needed, and the help is to fit a screen; the README has them.
+@click.option("--max-requests", type=int, hidden=True)
+@click.option("--max-request-bytes", type=int, hidden=True)
 @click.option("--compress", metavar="WHEN", help="auto, on, off: gzip large answers (auto).")
 @click.option("--allow-public", is_flag=True, default=None, help="Be reachable without a token.")
 def serve(**flags: Any) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Set as AbstractSet
 from typing import Final, cast
 
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from lightning_api.errors import failure
+from lightning_api.errors import failure, problem_of, reply_to_error
+from lightning_api.load import Load
 from lightning_api.replies import Headers, Reply
 from lightning_api.shortcuts import Shortcuts
+from lightning_sql.errors import OverloadedError
 
-__all__ = ["UNGUARDED", "Edge", "is_known_path"]
+__all__ = ["OVERLOADED", "UNGUARDED", "Edge", "is_known_path"]
 
 UNGUARDED: Final = frozenset({"/v1/agl/health", "/healthz", "/readyz"})
 """The paths that need no token."""
@@ -25,6 +28,9 @@ _EXPOSED: Final = (
     b"*, Allow, Content-Encoding, Location, Retry-After, WWW-Authenticate",
 )
 _VARY: Final = (b"vary", b"Origin")
+OVERLOADED: Final = {"/v1/agl/": reply_to_error(OverloadedError()), "/v1/lightning/": problem_of(OverloadedError())}
+"""How calls are refused before they cost anything, by how their paths begin; others are refused by their endpoints."""
+
 _METHODS: Final = b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 _PREFLIGHT_SECONDS: Final = b"600"
 
@@ -49,15 +55,28 @@ class Edge:
         cors_origins: the origins whose pages may call, with credentials; `*` is any, without credentials, none
             turns CORS off.
         token: the bearer token to ask for, or None.
+        load: what the process has taken on; when that is enough, calls are refused before they cost anything.
+        unlimited: the paths that are served nonetheless.
     """
 
-    def __init__(self, app: ASGIApp, shortcuts: Shortcuts, *, cors_origins: tuple[str, ...], token: str | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        shortcuts: Shortcuts,
+        *,
+        cors_origins: tuple[str, ...],
+        token: str | None,
+        load: Load,
+        unlimited: AbstractSet[str],
+    ) -> None:
         self._app = app
         self._shortcuts = shortcuts
         self._cors = bool(cors_origins)
         self._any_origin = "*" in cors_origins
         self._origins = frozenset(origin.encode() for origin in cors_origins)
         self._token = None if token is None else token.encode()
+        self._load = load
+        self._unlimited = unlimited
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -84,6 +103,10 @@ class Edge:
                 return failure(path, 403, "Pages of other origins may not do this; --cors-origin allows an origin")
         elif path not in UNGUARDED and not _authorized(scope, self._token):
             return failure(path, 401, "A valid bearer token is required", ((b"www-authenticate", b"Bearer"),))
+        if self._load.is_full and path not in self._unlimited:
+            for prefix, reply in OVERLOADED.items():
+                if path.startswith(prefix):
+                    return reply
         raw = scope["raw_path"].partition(b"?")[0]
         if b"%" in raw and b"%2f" in raw.lower():
             # An escaped slash belongs to an id, and no id in a path has any; unescaped, it would name another route.

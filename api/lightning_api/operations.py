@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
@@ -20,10 +21,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from lightning_api.compression import COMPRESS_BYTES, CompressionPolicy
 from lightning_api.errors import NOT_JSON, BodyTooLargeError, InvalidPartError, reply_to_error
+from lightning_api.load import Load, Places
 from lightning_api.payloads import decode_json, encode_json
 from lightning_api.replies import JSON_HEADERS, Reply, Stream
 from lightning_api.sending import send_large, send_stream
-from lightning_sql.errors import RecordNotFoundError
+from lightning_sql.errors import OverloadedError, RecordNotFoundError
 from lightning_sql.records import IdempotencyKey, Identifier
 from lightning_sql.store.interface import LightningStore
 from lightning_sql.store.row_store import RowStore
@@ -55,6 +57,9 @@ EXACT_FLOATS: Final = b"floats=exact"
 """A parameter of the `Accept` header: write `NaN` and `Infinity` as Python does, where JSON has only null."""
 
 _IDEMPOTENCY_KEY: Final = re.compile(rb"[!-~](?:[ -~]{0,510}[!-~])?")
+DOWNLOAD_BYTES: Final = 1024 * 1024
+"""An answer of this size counts as a download."""
+
 _IDENTIFIER: Final[TypeAdapter[str]] = TypeAdapter(Identifier)
 
 
@@ -71,9 +76,13 @@ class Service:
     draining: bool = False
     """Whether the server is about to stop."""
     compression: CompressionPolicy = field(init=False)
+    load: Load = field(init=False)
 
     def __post_init__(self) -> None:
-        self.compression = CompressionPolicy(self.settings)
+        settings = self.settings
+        self.compression = CompressionPolicy(settings)
+        # One body, and what comes of it when it is decompressed, must always find room.
+        self.load = Load(settings.max_requests, max(settings.max_request_bytes, 2 * settings.body_limit))
 
     @property
     def store(self) -> LightningStore:
@@ -94,16 +103,60 @@ class Service:
 
 
 class Call:
-    """One request."""
+    """One request, which takes one of `places` once its body is there, if it needs one."""
 
-    __slots__ = ("_body", "_receive", "path", "scope", "service")
+    __slots__ = ("_body", "_held", "_places", "_receive", "_since", "_taken", "path", "scope", "service")
 
-    def __init__(self, service: Service, scope: HTTPScope, receive: Receive, path: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        scope: HTTPScope,
+        receive: Receive,
+        path: Mapping[str, str],
+        places: Places | None = None,
+    ) -> None:
         self.service = service
         self.scope = scope
         self._receive = receive
         self._body: bytes | None = None
+        self._places = places
+        self._taken = False
+        self._since = 0.0
+        self._held = 0
         self.path = path
+
+    def enter(self) -> None:
+        """Take a place, once.
+
+        Raises:
+            OverloadedError: too many calls have theirs.
+        """
+        if self._places is not None and not self._taken:
+            self._places.take()
+            self._taken = True
+            self._since = monotonic()
+
+    def leave(self) -> None:
+        """Give back the place, if there is one."""
+        if self._taken and self._places is not None:
+            self._taken = False
+            self._places.give_back(monotonic() - self._since)
+
+    def hold(self, size: int) -> None:
+        """Let so many more bytes count for this call, until it is over.
+
+        Raises:
+            OverloadedError: there is no room for them.
+        """
+        self.service.load.hold(size)
+        self._held += size
+
+    def end(self) -> None:
+        """Give everything back."""
+        self.leave()
+        if self._held:
+            self.service.load.drop(self._held)
+            self._held = 0
 
     @property
     def store(self) -> LightningStore:
@@ -128,14 +181,16 @@ class Call:
         return Reply(status, encode_json(answer, exact=self.exact), JSON_HEADERS)
 
     async def body(self) -> bytes:
-        """The whole request body.
+        """The whole request body; whoever has it also has a place.
 
         Raises:
             BodyTooLargeError: it is larger than the service accepts.
             ClientGoneError: it never arrived in full.
+            OverloadedError: there is no room for it, or no place.
         """
         if self._body is None:
             self._body = await self._read_body()
+            self.enter()
         return self._body
 
     async def plain_body(self) -> bytes | None:
@@ -146,21 +201,29 @@ class Call:
     async def _read_body(self) -> bytes:
         limit = self.service.settings.body_limit
         announced = self.header(b"content-length")
-        if announced is not None and announced.isdigit() and int(announced) > limit:
-            raise BodyTooLargeError
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise ClientGoneError
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > limit:
+        if announced is not None and announced.isdigit():
+            if int(announced) > limit:
                 raise BodyTooLargeError
+            self.service.load.check(int(announced))
+        chunk, more = await self._read_part(limit)
+        if not more:
+            return chunk
+        chunks = [chunk]
+        while more:
+            chunk, more = await self._read_part(limit)
             chunks.append(chunk)
-            if not message.get("more_body", False):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return b"".join(chunks)
+
+    async def _read_part(self, limit: int) -> tuple[bytes, bool]:
+        """The next part of the body, and whether there are more."""
+        message = await self._receive()
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        chunk = message.get("body", b"")
+        if self._held + len(chunk) > limit:
+            raise BodyTooLargeError
+        self.hold(len(chunk))
+        return chunk, message.get("more_body", False)
 
     async def idempotency_key(self) -> IdempotencyKey | None:
         """The key under which this call may be made again, or None.
@@ -316,6 +379,9 @@ def is_json(content_type: bytes | None) -> bool:
     return main == b"application" and (sub == b"json" or sub.endswith(b"+json"))
 
 
+PlaceKind: TypeAlias = Literal["calls", "waits", "none"]
+"""Calls are worked on, waits are not, and some are always answered, whatever else there is to do."""
+
 Lean: TypeAlias = Callable[[Call, RowStore], Awaitable[Reply | None]]
 """Answers a request from rows, or gives None where the handler must look at it; until then nothing has happened."""
 
@@ -352,6 +418,8 @@ class Operation:
     """Whether it is called so often that finding its route is worth a shortcut."""
     keyed: bool = False
     """Whether it takes an idempotency key."""
+    places: PlaceKind = "calls"
+    """What it counts as while it is in flight."""
 
 
 def operation(
@@ -369,6 +437,7 @@ def operation(
     problems: bool = False,
     hot: bool = False,
     keyed: bool = False,
+    places: PlaceKind = "calls",
 ) -> Callable[[Callable[[Call, T], Awaitable[Any]]], Operation]:
     """Make a coroutine function the handler of a route. Its docstring becomes the summary."""
 
@@ -390,6 +459,7 @@ def operation(
             problems=problems,
             hot=hot or lean is not None,
             keyed=keyed,
+            places=places,
         )
 
     return declare
@@ -404,33 +474,68 @@ class Endpoint:
         fixed: path parameters that the path has as literal segments.
     """
 
-    __slots__ = ("_fixed", "_operation", "_service")
+    __slots__ = ("_fixed", "_operation", "_places", "_service")
 
     def __init__(self, declared: Operation, service: Service, fixed: Mapping[str, str] | None = None) -> None:
         self._operation = declared
         self._service = service
         self._fixed = fixed
+        load = service.load
+        self._places = {"calls": load.calls, "waits": load.waits, "none": None}[declared.places]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        declared = self._operation
         service = self._service
         path: Mapping[str, str] = scope["path_params"]
-        call = Call(service, cast(HTTPScope, scope), receive, {**path, **self._fixed} if self._fixed else path)
-        reply: Reply | Stream | None = None
+        parameters = {**path, **self._fixed} if self._fixed else path
+        call = Call(service, cast(HTTPScope, scope), receive, parameters, self._places)
         try:
-            if declared.lean is not None and (rows := service.store.rows) is not None:
+            reply = await self._reply(call)
+            if reply is not None:
+                await self._send(call, reply, send)
+        finally:
+            call.end()
+
+    async def _reply(self, call: Call) -> Reply | Stream | None:
+        """The answer; None if nobody is there any more to take it."""
+        declared = self._operation
+        try:
+            if declared.method == "GET":  # of which nobody reads a body
+                call.enter()
+            reply: Reply | Stream | None = None
+            if declared.lean is not None and (rows := self._service.store.rows) is not None:
                 reply = await declared.lean(call, rows)
             if reply is None:
                 answer = await declared.handler(call, await declared.source.read(call))
                 reply = answer if isinstance(answer, Reply | Stream) else call.reply(declared.status, answer)
         except ClientGoneError:
-            return
+            return None
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer, and the log the rest
-            reply = declared.to_error(call, error)
-        if isinstance(reply, Stream):
-            await send_stream(reply, send, service.compression.coding(call.scope), call.client_gone)
-        elif len(reply.body) >= COMPRESS_BYTES:
-            await send_large(reply, send, service.compression.coding(call.scope))
-        else:
+            return declared.to_error(call, error)
+        return reply
+
+    async def _send(self, call: Call, reply: Reply | Stream, send: Send) -> None:
+        """Send the answer, in whose way no other call is: whoever takes it slowly takes no place of theirs."""
+        if isinstance(reply, Reply) and len(reply.body) < COMPRESS_BYTES:
             await reply.send(send)
+            return
+        coding = self._service.compression.coding(call.scope)
+        if isinstance(reply, Reply) and len(reply.body) < DOWNLOAD_BYTES:
+            await send_large(reply, send, coding)
+            return
+        call.leave()
+        downloads = self._service.load.downloads
+        try:
+            downloads.take()
+        except OverloadedError as error:
+            if isinstance(reply, Stream):
+                await reply.close()
+            await self._operation.to_error(call, error).send(send)
+            return
+        try:
+            if isinstance(reply, Stream):
+                await send_stream(reply, send, coding, call.client_gone)
+            else:
+                await send_large(reply, send, coding)
+        finally:
+            downloads.give_back()

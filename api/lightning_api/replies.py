@@ -33,11 +33,14 @@ class Reply:
         more = ((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items())
         return cls(status, encode_json(content), (*JSON_HEADERS, *more))
 
-    async def send(self, send: Send) -> None:
-        """Send it."""
+    async def send(self, send: Send, *, wait: bool = False) -> None:
+        """Send it, and perhaps wait until it has left for the client, or nearly."""
         length = (b"content-length", b"%d" % len(self.body))
         await send({"type": "http.response.start", "status": self.status, "headers": [*self.headers, length]})
-        await send({"type": "http.response.body", "body": self.body, "more_body": False})
+        await send({"type": "http.response.body", "body": self.body, "more_body": wait})
+        if wait:
+            # A server holds this up until there is room for more.
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @dataclass(slots=True)
@@ -47,3 +50,9 @@ class Stream:
     status: int
     parts: AsyncIterator[bytes]
     headers: Headers = JSON_HEADERS
+
+    async def close(self) -> None:
+        """Let what reads the parts end; they need not have been read."""
+        close = getattr(self.parts, "aclose", None)
+        if close is not None:
+            await close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from litestar.types import Send
 
@@ -18,14 +18,13 @@ logger: Final = logging.getLogger(__name__)
 
 
 async def send_large(reply: Reply, send: Send, coding: Coding) -> None:
-    """Send an answer that is worth compressing, if the caller takes that."""
-    if any(name == b"content-encoding" for name, _ in reply.headers):
-        await reply.send(send)
-        return
-    body = reply.body
-    if coding.compressor is not None:
-        body = await coding.compressor.add(body) + coding.compressor.end()
-    await Reply(reply.status, body, (*reply.headers, *coding.headers)).send(send)
+    """Send an answer that is worth compressing, if the caller takes that; return when it has left, or nearly."""
+    if not any(name == b"content-encoding" for name, _ in reply.headers):
+        body = reply.body
+        if coding.compressor is not None:
+            body = await coding.compressor.add(body) + coding.compressor.end()
+        reply = Reply(reply.status, body, (*reply.headers, *coding.headers))
+    await reply.send(send, wait=True)
 
 
 async def send_stream(stream: Stream, send: Send, coding: Coding, hangup: Callable[[], Awaitable[None]]) -> None:
@@ -59,10 +58,4 @@ async def send_stream(stream: Stream, send: Send, coding: Coding, hangup: Callab
     finally:
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
-        await _close(stream.parts)
-
-
-async def _close(parts: AsyncIterator[Any]) -> None:
-    close = getattr(parts, "aclose", None)
-    if close is not None:
-        await close()
+        await stream.close()

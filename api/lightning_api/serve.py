@@ -9,18 +9,21 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import uvicorn
 import uvloop
 
-from lightning_api.app import create_app, service_of
-from lightning_api.connections import IDLE_SECONDS, SWEEP_SECONDS, Connection, end_silent
+from lightning_api.accepting import Acceptor, most_connections
+from lightning_api.app import UNLIMITED, create_app, service_of
+from lightning_api.connections import IDLE_SECONDS, SWEEP_SECONDS, end_silent
 from lightning_api.logs import configure_logging, log_lost_error
 from lightning_api.operations import Service
+from lightning_api.protocol import LightningProtocol
 from lightning_api.settings import Settings
 from lightning_sql.errors import ConfigurationError
 from lightning_sql.store.factory import check_database_url, displayed_url, is_memory, open_store, prepare_database
@@ -35,6 +38,9 @@ GRACE_SECONDS: Final = 8
 """How long requests in flight may take once the server was told to stop; container engines kill after 10."""
 
 _BACKLOG: Final = 2048
+
+_SILENT_SECONDS: Final = 60
+"""How long a client may not acknowledge, or not take, what was sent: then its connection is cut."""
 
 
 class LightningServer(uvicorn.Server):
@@ -63,8 +69,12 @@ class LightningServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections."""
-        await super().startup(sockets)
+        await super().startup([])
         if self.started:
+            most = most_connections()
+            for listening in sockets or ():
+                acceptor = Acceptor(listening, self._protocol, self.server_state.connections, most)
+                self.servers.append(cast(asyncio.Server, acceptor))
             # What is there now stays: to look through it again would hold up requests by tens of milliseconds.
             gc.collect()
             gc.freeze()
@@ -77,6 +87,11 @@ class LightningServer(uvicorn.Server):
             self._swept = now
             end_silent(self.server_state.connections, now)
         return await super().on_tick(counter)
+
+    def _protocol(self) -> asyncio.Protocol:
+        return LightningProtocol(
+            self.config, self.server_state, self.lifespan.state, load=self._service.load, unlimited=UNLIMITED
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer who waits, then finish what is in flight."""
@@ -126,7 +141,7 @@ async def serve(
         app = create_app(settings, store)
         config = uvicorn.Config(
             app,
-            http=Connection,
+            http="httptools",
             workers=1,
             ws="none",
             lifespan="on",
@@ -226,6 +241,7 @@ def _bind(family: int, address: tuple[Any, ...]) -> socket.socket | None:
         return None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _notice_the_dead(bound)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         bound.bind(address)
@@ -237,6 +253,14 @@ def _bind(family: int, address: tuple[Any, ...]) -> socket.socket | None:
             return None
         raise
     return bound
+
+
+def _notice_the_dead(listening: socket.socket) -> None:
+    """Let connections end whose clients are gone without a word, or take no more; they have it from the listener."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_SECONDS)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_SECONDS)
 
 
 def _bind_problem(settings: Settings, error: OSError) -> str:

@@ -76,6 +76,10 @@ class Settings:
     log_level: str = _parsed_by(str.lower, "info")
     body_limit: int = _parsed_by(_whole, 64 * 1024 * 1024)
     """Largest request body, in bytes, also after decompression."""
+    max_requests: int = _parsed_by(int, 2048)
+    """How many calls a server process works on at once; it refuses more with 503. Waits and health do not count."""
+    max_request_bytes: int = _parsed_by(int, 256 * 1024 * 1024)
+    """How large the bodies of all calls in flight may be together, in bytes; twice the body limit at least."""
     compress: str = _parsed_by(str.lower, "auto")
     """Whether large answers are compressed where the caller takes gzip; `auto`: unless it is on this machine."""
     allow_public: bool = _parsed_by(_flag, False)
@@ -113,6 +117,8 @@ class Settings:
             "the claim timeout must be more than zero seconds": self.claim_timeout_seconds is not None
             and not 0 < self.claim_timeout_seconds < float("inf"),
             "the body limit must be at least one byte": self.body_limit < 1,
+            "at least one request must be allowed": self.max_requests < 1,
+            "the bytes of all requests must be at least one": self.max_request_bytes < 1,
             "the partition must have a name": not self.partition,
             "the host must not be empty": not self.host,
             "the token must not be empty; leave it out to serve without one": self.token == "",

@@ -23,6 +23,8 @@ def test_defaults() -> None:
         token=None,
         log_level="info",
         body_limit=64 * 1024 * 1024,
+        max_requests=2048,
+        max_request_bytes=256 * 1024 * 1024,
         compress="auto",
         allow_public=False,
     )
@@ -41,6 +43,8 @@ def test_every_setting_is_a_variable_and_given_values_win() -> None:
         "LIGHTNING_SQL_TOKEN": "t",
         "LIGHTNING_SQL_LOG_LEVEL": "WARNING",
         "LIGHTNING_SQL_BODY_LIMIT": "1",
+        "LIGHTNING_SQL_MAX_REQUESTS": "2",
+        "LIGHTNING_SQL_MAX_REQUEST_BYTES": "3",
         "LIGHTNING_SQL_COMPRESS": "ON",
         "LIGHTNING_SQL_ALLOW_PUBLIC": "yes",
     }
@@ -56,6 +60,8 @@ def test_every_setting_is_a_variable_and_given_values_win() -> None:
         token="t",
         log_level="warning",
         body_limit=1,
+        max_requests=2,
+        max_request_bytes=3,
         compress="on",
         allow_public=True,
     )
@@ -77,6 +83,8 @@ def test_every_setting_is_a_variable_and_given_values_win() -> None:
         {"SCAN_DEBOUNCE_SECONDS": "nan"},
         {"SCAN_DEBOUNCE_SECONDS": "inf"},
         {"BODY_LIMIT": "0"},
+        {"MAX_REQUESTS": "0"},
+        {"MAX_REQUEST_BYTES": "0"},
         {"COMPRESS": "sometimes"},
         {"ALLOW_PUBLIC": "perhaps"},
         {"TOKEN": ""},

@@ -33,19 +33,25 @@ FROZEN_SECONDS = 5.0
 WARM_CLAIMS = 50
 
 
-async def until(holds: Callable[[], bool], *, pause: float = 0.1) -> None:
-    """Wait until something holds, and look every so many seconds."""
-    deadline = asyncio.get_running_loop().time() + PATIENCE
+async def until(holds: Callable[[], bool], *, pause: float = 0.1, patience: float = PATIENCE) -> None:
+    """Wait until something holds, and look every so many seconds.
+
+    Raises:
+        TimeoutError: it does not for too long.
+    """
+    deadline = asyncio.get_running_loop().time() + patience
     while not holds():
-        assert asyncio.get_running_loop().time() < deadline, "what is waited for does not happen"
+        if asyncio.get_running_loop().time() > deadline:
+            raise TimeoutError("what is waited for does not happen")
         await asyncio.sleep(pause)
 
 
 class Server:
     """A server process that always listens at the same place."""
 
-    def __init__(self, database_url: str, log: Path, module: Sequence[str]) -> None:
+    def __init__(self, database_url: str, log: Path, module: Sequence[str], options: Sequence[str] = ()) -> None:
         self.port = free_port()
+        self._options = options
         self._module = module
         self._database_url = database_url
         self._log = log
@@ -56,7 +62,7 @@ class Server:
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", *self._module, "serve", "--port", str(self.port)),
-                *("--database-url", self._database_url, "--scan-debounce-seconds", "1"),
+                *("--database-url", self._database_url, "--scan-debounce-seconds", "1", *self._options),
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -17,7 +17,7 @@ __all__ = ["OPERATIONS"]
 _PING_SECONDS: Final = 2.0
 
 
-@operation("GET", "/v1/agl/health", Nothing(), returns=dict[str, str], tag="health")
+@operation("GET", "/v1/agl/health", Nothing(), returns=dict[str, str], tag="health", places="none")
 async def health(_call: Call, _nothing: None) -> dict[str, str]:
     """Whether the process answers; the protocol's clients ask this before they retry."""
     return {"status": "ok"}
@@ -29,13 +29,15 @@ async def statistics(call: Call, _nothing: None) -> StoreStatistics:
     return await call.store.statistics()
 
 
-@operation("GET", "/healthz", Nothing(), returns=dict[str, str], tag="health")
+@operation("GET", "/healthz", Nothing(), returns=dict[str, str], tag="health", places="none")
 async def healthz(_call: Call, _nothing: None) -> dict[str, str]:
     """Whether the process answers, for whoever restarts it."""
     return {"status": "ok"}
 
 
-@operation("GET", "/readyz", Nothing(), returns=dict[str, str], errors=(503,), tag="health", problems=True)
+@operation(
+    "GET", "/readyz", Nothing(), returns=dict[str, str], errors=(503,), tag="health", problems=True, places="none"
+)
 async def readyz(call: Call, _nothing: None) -> dict[str, str] | Reply:
     """Whether calls can be served, for whoever sends them here: the database answers and has the right schema."""
     if call.service.draining:

@@ -47,11 +47,10 @@ async def _read(call: Call) -> otlp.Export:
     if coding == b"identity" and len(body) <= _INLINE_BYTES:
         return otlp.decode_export(body)
     # What unpacks or converts much does so beside the event loop, which others wait for.
-    return await asyncio.to_thread(_decode, body, coding == b"gzip", call.service.settings.body_limit)
-
-
-def _decode(body: bytes, zipped: bool, limit: int) -> otlp.Export:
-    return otlp.decode_export(otlp.decompress(body, limit) if zipped else body)
+    if coding == b"gzip":
+        body = await asyncio.to_thread(otlp.decompress, body, call.service.settings.body_limit)
+        call.hold(len(body))
+    return await asyncio.to_thread(otlp.decode_export, body)
 
 
 @operation(

@@ -29,6 +29,7 @@ _LONGEST_SECONDS: Final = 365 * 86400.0
     errors=(503,),
     tag="rollouts",
     hot=True,
+    places="waits",
 )
 async def wait_for_rollouts(call: Call, request: WaitRequest) -> list[Any] | Reply:
     """Wait until all these rollouts are finished, and get those that are."""

@@ -1,0 +1,149 @@
+"""How much one process has taken on, and when it takes no more.
+
+What is refused is answered at once, with 503 and `Retry-After`, and costs little; what is taken is answered soon,
+because not much is before it. Without bounds every call would be taken, and each wait longer than its caller does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from typing_extensions import override
+
+from lightning_sql.errors import OverloadedError
+
+__all__ = ["Load", "Places"]
+
+FEW_CALLS: Final = 256
+SLOW_SECONDS: Final = 1.0
+"""So many calls are worked on at once if lately they took longer than this, from body to answer."""
+_SHARE: Final = 0.05
+"""What one call counts among those of lately."""
+MOST_WAITS: Final = 10_000
+"""Calls that wait for rollouts to finish, which cost some memory and nothing else."""
+MOST_DOWNLOADS: Final = 32
+"""Answers of a megabyte or more that are on their way, of each of which up to 8 MB are in memory."""
+
+
+class Places:
+    """So many may be at something at once."""
+
+    __slots__ = ("most", "taken")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+
+    @property
+    def are_full(self) -> bool:
+        """Whether there is none left."""
+        return self.taken >= self.most
+
+    def take(self) -> None:
+        """Take one, which must be given back.
+
+        Raises:
+            OverloadedError: there is none left.
+        """
+        if self.are_full:
+            raise OverloadedError(f"{self.taken} calls are in flight already; try again later")
+        self.taken += 1
+
+    def give_back(self, seconds: float = 0.0) -> None:  # noqa: ARG002 - of interest to some
+        """Give one back that was taken so long ago."""
+        self.taken -= 1
+
+
+class Calls(Places):
+    """Places of calls, of which there are fewer while calls take long.
+
+    What takes a millisecond can stand in a long line; where calls take seconds, most of them in that line, who
+    comes next is better told at once. While nothing ends at all, as when the database is away, the line may grow.
+
+    Args:
+        most: how many there are.
+        few: how many there are while calls take longer than `SLOW_SECONDS`.
+    """
+
+    __slots__ = ("_few", "_seconds")
+
+    def __init__(self, most: int, few: int = FEW_CALLS) -> None:
+        super().__init__(most)
+        self._few = few
+        self._seconds = 0.0
+        """How long calls took that have ended lately."""
+
+    @property
+    @override
+    def are_full(self) -> bool:
+        return self.are_full_with(0)
+
+    def are_full_with(self, more: int) -> bool:
+        """Whether there would be none left once so many more are taken."""
+        taken = self.taken + more
+        return taken >= self.most or (taken >= self._few and self._seconds > SLOW_SECONDS)
+
+    @override
+    def give_back(self, seconds: float = 0.0) -> None:
+        self._seconds += _SHARE * (seconds - self._seconds)
+        super().give_back()
+
+
+class Load:
+    """What all endpoints of a process have taken on together.
+
+    Args:
+        most_calls: how many calls may be worked on at once. A call counts from when its body is there until its
+            answer is made: callers who are slow to send or to read take no place of others.
+        most_bytes: how large the bodies of all calls in flight may be together.
+    """
+
+    __slots__ = ("bytes", "calls", "downloads", "expected", "most_bytes", "waits")
+
+    def __init__(self, most_calls: int, most_bytes: int) -> None:
+        self.calls = Calls(most_calls)
+        self.waits = Places(MOST_WAITS)
+        self.downloads = Places(MOST_DOWNLOADS)
+        self.most_bytes = most_bytes
+        self.bytes = 0
+        self.expected = 0
+        """Calls that have come in this turn of the event loop, and take their places in the next."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a call that would be worked on now would be refused in the end."""
+        return self.calls.are_full or self.bytes >= self.most_bytes
+
+    @property
+    def will_be_full(self) -> bool:
+        """Whether it is full once those that are expected are there."""
+        return self.calls.are_full_with(self.expected) or self.bytes >= self.most_bytes
+
+    def expect(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Reckon with one call more, until those that have come have taken their places."""
+        if not self.expected:
+            # The turn after the next: in between, each is begun, and that is when most take theirs.
+            loop.call_soon(loop.call_soon, self._forget_expected)
+        self.expected += 1
+
+    def _forget_expected(self) -> None:
+        self.expected = 0
+
+    def check(self, size: int) -> None:
+        """See whether there is room for so many bytes more.
+
+        Raises:
+            OverloadedError: there is not.
+        """
+        if self.bytes + size > self.most_bytes:
+            raise OverloadedError(f"bodies of {self.bytes} bytes are in flight already; try again later")
+
+    def hold(self, size: int) -> None:
+        """Keep so many bytes of a body, which must be dropped again. Raises as `check` does."""
+        self.check(size)
+        self.bytes += size
+
+    def drop(self, size: int) -> None:
+        """Keep so many bytes no longer."""
+        self.bytes -= size
