@@ -56,11 +56,12 @@ bench: $(VENV)/.dev ## measure against the upstream server and write docs/perfor
 	$(BIN)/python -m bench.compare $(ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.dev ## ruff, pyright and the import rules
+lint: $(VENV)/.dev ## ruff, pyright, the import rules, and no values in texts of SQL
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.sql_texts
 
 .PHONY: format
 format: $(VENV)/.dev ## format the code and fix what ruff can fix

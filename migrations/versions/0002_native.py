@@ -363,7 +363,7 @@ NON_FINITE = {"\x1aInfinity": math.inf, "\x1a-Infinity": -math.inf, "\x1aNaN": N
 NAMES = {math.inf: "\x1aInfinity", -math.inf: "\x1a-Infinity"}
 
 
-def batches(rows: Any, *key: Any) -> Iterator[Sequence[Any]]:
+def batches(rows: sa.Select[*tuple[Any, ...]], *key: Any) -> Iterator[Sequence[Any]]:
     """The rows of a select in the order of its first columns, which are unique together."""
     page = rows
     while found := op.get_bind().execute(page.order_by(*key).limit(BATCH)).all():

@@ -40,6 +40,7 @@ from lightning_sql.database.dialects.postgresql_outcome import (
     session_of,
     took_place,
 )
+from lightning_sql.database.dialects.words import word
 from lightning_sql.database.native import ORDERS, ROLLOUT_COLUMNS, TABLES
 from lightning_sql.database.payload import encode_text
 from lightning_sql.database.reading import KeptReading, Reading
@@ -91,7 +92,7 @@ def _analyze_grown_tables(connection: Connection) -> Sequence[str]:
         return ()
     grown = connection.scalars(_GROWN, {"names": [table.name for table in TABLES], "least": GROWN_BY_ROWS}).all()
     for name in grown:
-        connection.execute(text(f"ANALYZE {name}"))
+        connection.execute(text(f"ANALYZE {word(name)}"))
     return grown
 
 
@@ -252,7 +253,7 @@ class PostgreSQLHotPath(HotPath):
                 self._checked = True
                 await _warn_of_loss(held.driver)
             try:
-                return await held.driver.fetch(statement.sql, *arguments)
+                return await held.driver.fetch(statement.sql, *arguments)  # sql: of a HotStatement, made at import
             except Exception as error:
                 if not held.driver.is_closed():
                     raise
@@ -492,7 +493,7 @@ class PostgreSQLHotPath(HotPath):
 
         async def run(held: _Held) -> Sequence[Row]:
             try:
-                return await held.driver.fetch(sql, *arguments)
+                return await held.driver.fetch(sql, *arguments)  # sql: compiled by SQLAlchemy, its values bound
             except Exception as error:
                 if held.driver.is_closed():
                     raise DatabaseUnavailableError from error

@@ -12,6 +12,8 @@ from pathlib import Path
 from sqlite3 import Cursor
 from typing import Final
 
+from lightning_sql.database.dialects.words import word
+
 __all__ = ["WriteAheadLog"]
 
 MOST_BYTES: Final = 64 * 2**20
@@ -49,6 +51,6 @@ class WriteAheadLog:
         try:
             busy, _, _ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         finally:
-            cursor.execute(f"PRAGMA busy_timeout = {patience}")
+            cursor.execute(f"PRAGMA busy_timeout = {word(str(patience))}")
         if busy:
             self._next = time.monotonic() + PAUSE_SECONDS

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from lightning_sql.database.dialects.hot import RolloutDraft, SpanDraft
+from lightning_sql.database.dialects.words import word
 from lightning_sql.database.native import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, WORKER_COLUMNS
 from lightning_sql.records import ROLLOUT_FINISHED, RolloutStatus
 
@@ -187,11 +188,12 @@ IS_SPAN: Final = "SELECT 1 FROM spans WHERE partition_id = ? AND rollout_id = ? 
 @cache  # for each of the few sets of fields that change together
 def worker_statements(fields: tuple[str, ...]) -> tuple[str, str]:
     """To change these fields of a worker, and to make up a worker with them; both take them and the worker's key."""
-    settings = ", ".join(f"{field} = ?" for field in fields)
+    names = [word(field) for field in fields]
+    settings = ", ".join(f"{name} = ?" for name in names)
     status = ("", "") if "status" in fields else (", status", ", 'unknown'")
     update = f"UPDATE workers SET {settings} WHERE partition_id = ? AND worker_id = ?"
     insert = (
-        f"INSERT INTO workers ({', '.join(fields)}, partition_id, worker_id, seq{status[0]}) "
+        f"INSERT INTO workers ({', '.join(names)}, partition_id, worker_id, seq{status[0]}) "
         f"VALUES ({'?, ' * len(fields)}?, ?, {_next_order('workers')}{status[1]}) ON CONFLICT DO NOTHING"
     )
     return update, insert

@@ -26,6 +26,7 @@ from sqlalchemy.engine import URL
 
 from lightning_sql.database.dialects.base import CommitUnknownError, Failure
 from lightning_sql.database.dialects.sqlite_log import WriteAheadLog
+from lightning_sql.database.dialects.words import word
 
 __all__ = ["BEGIN_READ", "BEGIN_WRITE", "READERS", "Threads", "configure", "open_threads"]
 
@@ -54,7 +55,7 @@ def configure(engine: Engine, pragmas: Mapping[str, str]) -> None:
         connection.isolation_level = None
         cursor = connection.cursor()
         for name, value in pragmas.items():
-            cursor.execute(f"PRAGMA {name} = {value}")
+            cursor.execute(f"PRAGMA {word(name)} = {word(value)}")
         cursor.close()
 
     event.listen(engine, "connect", connected)
@@ -370,6 +371,7 @@ class Threads:
         self, sql: str, arguments: Sequence[Any], most_bytes: int, heavy: Sequence[int]
     ) -> asyncio.Future[tuple[Sequence[Any], bool]]:
         """As `fetch_bounded`, for a statement in SQLite's own words."""
+        # sql: compiled by SQLAlchemy, its values bound
         return self._read(_Seat.fetch_text, (sql, arguments, most_bytes, heavy))
 
     def _read(self, run: Callable[[_Seat, Any], Any], work: Any) -> asyncio.Future[Any]:
