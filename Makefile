@@ -11,6 +11,9 @@ PYTHON ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+AUDIT := .venv-audit
+# The first of these holds everything that the runtime's and the build's do.
+AUDITED := requirements-dev.txt requirements-upstream.txt requirements-audit.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-emit-index-url --generate-hashes --universal --python-version 3.11
 
@@ -63,6 +66,13 @@ lint: $(VENV)/.dev ## ruff, pyright, the import rules, and no values in texts of
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.sql_texts
 
+# A dependency that PyPI says nothing of has not been looked at, so it fails (--strict).
+.PHONY: audit
+audit: $(AUDIT)/.installed ## ask PyPI for known vulnerabilities of everything in the requirements files
+	@failed=; for file in $(AUDITED); do echo "$$file:"; $(AUDIT)/bin/python -m pip_audit --strict \
+		--vulnerability-service pypi --disable-pip --require-hashes --progress-spinner off $(ARGS) -r "$$file" \
+		|| failed=yes; done; [ -z "$$failed" ]
+
 .PHONY: format
 format: $(VENV)/.dev ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .
@@ -74,11 +84,12 @@ lock: $(VENV)/.dev ## write the requirements files anew (ARGS="--upgrade" for ne
 	$(COMPILE) $(ARGS) --group build -c requirements.txt -o requirements-build.txt
 	$(COMPILE) $(ARGS) pyproject.toml --group dev -c requirements.txt -c requirements-build.txt -o requirements-dev.txt
 	$(COMPILE) $(ARGS) --no-deps requirements-upstream.in -o requirements-upstream.txt
+	$(COMPILE) $(ARGS) --group audit -o requirements-audit.txt
 	$(COMPILE) $(ARGS) -c requirements-dev.txt bench/requirements.in -o bench/requirements.txt
 
 .PHONY: clean
 clean: ## remove .venv and what the tools leave behind (databases stay)
-	rm -rf $(VENV) dist build .hypothesis .import_linter_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(AUDIT) dist build .hypothesis .import_linter_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The first of these that is Python 3.11 or newer and can make environments; each must be run to know,
@@ -108,6 +119,12 @@ $(VENV)/.dev-lock: requirements-dev.txt requirements-upstream.txt $(VENV)/.runti
 	@echo "Installing the locked development tools into $(VENV)"
 	@$(PIP) install --require-hashes -r requirements-dev.txt
 	@$(PIP) install --require-hashes --no-deps -r requirements-upstream.txt
+	@touch $@
+
+# An environment of its own: what audits the dependencies is not one of them.
+$(AUDIT)/.installed: requirements-audit.txt | $(VENV)/bin/python
+	@$(BIN)/python -m venv --clear $(AUDIT)
+	@$(PIP:$(BIN)/%=$(AUDIT)/bin/%) install --require-hashes -r requirements-audit.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.dev-lock $(VENV)/.runtime

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ("requirements.txt", "requirements-build.txt", "requirements-dev.txt", "requirements-upstream.txt")
+LOCKS += ("requirements-audit.txt",)
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -48,9 +49,9 @@ def documented(*headings: str) -> set[str]:
 
 def test_every_dependency_is_justified_and_nothing_else_is() -> None:
     runtime = {normalised(text) for text in PROJECT["project"]["dependencies"]}
-    development = {normalised(text) for text in requirements("dev")}
+    others = {normalised(text) for group in ("dev", "audit") for text in requirements(group)}
     assert documented("Runtime") == runtime
-    assert documented() == runtime | development
+    assert documented() == runtime | others
 
 
 def test_every_runtime_dependency_has_an_upper_bound() -> None:
@@ -73,6 +74,36 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
     assert {normalised(text) for text in PROJECT["project"]["dependencies"]} <= locked("requirements.txt").keys()
     assert {normalised(text) for text in requirements("build")} <= locked("requirements-build.txt").keys()
     assert {normalised(text) for text in requirements("dev")} <= locked("requirements-dev.txt").keys()
+    assert {normalised(text) for text in requirements("audit")} <= locked("requirements-audit.txt").keys()
+
+
+def test_everything_that_is_locked_is_audited() -> None:
+    """What PyPI says nothing of must fail the audit, too: without `--strict` it would only be mentioned."""
+    shown = subprocess.run(
+        ["make", "--dry-run", "--always-make", "audit"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    [(files, options)] = re.findall(r"for file in (.*?);.*?pip_audit (.*?)done", shown, flags=re.DOTALL)
+    contained = {"requirements.txt", "requirements-build.txt"}  # in the development lock, as the next test says
+    assert {*files.split(), *contained} == set(LOCKS)
+    for option in ("--strict", "--vulnerability-service pypi", "--disable-pip", "--require-hashes"):
+        assert option in options
+
+
+def test_an_audit_that_finds_something_fails(tmp_path: Path) -> None:
+    """The first file that has something must not be forgotten over the next one."""
+    for name in ("Makefile", *LOCKS):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    audit = tmp_path / ".venv-audit" / "bin" / "python"
+    audit.parent.mkdir(parents=True)
+    asked = tmp_path / "asked"
+    for vulnerable, status in (("requirements-dev.txt", 2), ("requirements-audit.txt", 2), ("none", 0)):
+        audit.write_text(f'#!/bin/sh\nfor last; do :; done\necho "$last" >> {asked}\n[ "$last" != {vulnerable} ]\n')
+        audit.chmod(0o755)
+        (tmp_path / ".venv-audit" / ".installed").touch()
+        command = ["make", "-o", "requirements-audit.txt", "-o", ".venv/bin/python", "audit"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr
+    assert asked.read_text().split() == 3 * ["requirements-dev.txt", "requirements-upstream.txt", "requirements-audit.txt"]
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-build.txt"])
