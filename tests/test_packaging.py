@@ -103,7 +103,8 @@ def test_an_audit_that_finds_something_fails(tmp_path: Path) -> None:
         command = ["make", "-o", "requirements-audit.txt", "-o", ".venv/bin/python", "audit"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stderr
-    assert asked.read_text().split() == 3 * ["requirements-dev.txt", "requirements-upstream.txt", "requirements-audit.txt"]
+    files = ["requirements-dev.txt", "requirements-upstream.txt", "requirements-audit.txt"]
+    assert asked.read_text().split() == 3 * files
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-build.txt"])

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from lightning_sql.store.factory import open_store
+from lightning_sql.testing.contract.store_contains import CONTAINS_NAMES, CONTAINS_NEEDLES
+
 V1 = "/v1/agl"
 ROLLOUT_KEYS = {
     "rollout_id",
@@ -300,3 +303,17 @@ async def test_finished_rollouts_are_not_waited_for(client: Any, timeout: float 
         f"{V1}/waits/rollouts", content=content.encode(), headers={"content-type": "application/json"}
     )
     assert [r["status"] for r in answer.json()] == ["cancelled"]
+
+
+@pytest.mark.parametrize("backend", ["memory://", "sqlite"])
+async def test_contains_is_literal_in_a_url_and_in_a_body(serve: Any, sqlite_url: str, backend: str) -> None:
+    async with await open_store(sqlite_url if backend == "sqlite" else backend) as opened:
+        client = await serve(store=opened)
+        for name in CONTAINS_NAMES:
+            await opened.update_worker(name)
+        for needle in CONTAINS_NEEDLES:
+            expected = {name for name in CONTAINS_NAMES if needle in name}
+            in_url = await client.get(f"{V1}/workers", params={"worker_id_contains": needle})
+            in_body = await client.post(f"{V1}/workers/search", json={"worker_id_contains": needle})
+            for answer in (in_url, in_body):
+                assert {worker["worker_id"] for worker in answer.json()["items"]} == expected, needle

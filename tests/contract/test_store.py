@@ -99,6 +99,11 @@ class TestPayloads(FakeTime, contract.PayloadContract):
 
 
 @everywhere_soon
+class TestContains(FakeTime, contract.ContainsContract):
+    pass
+
+
+@everywhere_soon
 class TestService(FakeTime, contract.ServiceContract):
     pass
 
