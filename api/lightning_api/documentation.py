@@ -62,6 +62,7 @@ class Problem(TypedDict):
 _FAILURES: Final[dict[int, tuple[str, str, Any]]] = {
     400: ("The body cannot be decoded, or the arguments make no sense", "application/json", Failure),
     401: ("The bearer token is missing or wrong", "application/json", Failure),
+    403: ("A page of an origin that is not allowed wants to change something", "application/json", Failure),
     404: ("No such record", "application/json", Failure),
     413: ("The body is too large", "application/json", Failure),
     422: ("The request does not fit its schema", "application/json", SchemaViolations),
@@ -206,7 +207,7 @@ def _responses(declared: Operation, schemas: _Schemas, settings: Settings) -> di
     for status in sorted(_possible_failures(declared, settings)):
         description, media_type, failure = _FAILURES[status]
         schema: dict[str, Any] = schemas.of(failure.__name__)
-        if declared.media_type != "application/json" and status != 401:
+        if declared.media_type != "application/json" and status not in (401, 403):
             media_type, schema = declared.media_type, {"type": "string", "format": "binary"}
         elif declared.problems:
             media_type, schema = "application/problem+json", schemas.of("Problem")
@@ -224,6 +225,8 @@ def _possible_failures(declared: Operation, settings: Settings) -> set[int]:
         statuses |= {400, 413}
     if declared.path not in UNGUARDED:
         statuses |= {500} if settings.token is None else {401, 500}
+    if declared.method == "POST" and settings.token is None:
+        statuses |= {403}
     return statuses
 
 

@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -20,8 +21,9 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = "http://127.0.0.1:4747"
 DATABASE = "postgresql://user@localhost/training"
 
-# These run this very suite, and would run this test again, or take long: only what they would do is looked at.
-DRY = ("make test", "make test-fast", "make lint", "make soak MINUTES=10")
+# These run this very suite, and would run this test again, or take long, or ask other machines: only what they would
+# do is looked at.
+DRY = ("make test", "make test-fast", "make lint", "make soak MINUTES=10", "make audit")
 
 COMMANDS_IN = ("console", "sh", "bash", "shell")
 TEXT_IN = ("", "text")
@@ -88,7 +90,12 @@ def test_a_command(
     database = postgres.create_database() if DATABASE in line else ""
     arguments = shlex.split(line.replace(ADDRESS, f"http://127.0.0.1:{port}").replace(DATABASE, database))
     server = ["lightning-sql", "serve", "--scan-debounce-seconds", "0.2", "--port", str(port)]
+    while re.fullmatch(r"[A-Z_]+=.*", arguments[0]):
+        name, _, value = arguments.pop(0).partition("=")
+        variables[name] = value
     match arguments:
+        case ["python3", "-c", program]:
+            assert succeed([sys.executable, "-c", program], place, variables).strip()
         case ["make", *_]:
             checkout(place, variables)
             make(line, arguments, port, place, variables)
@@ -188,11 +195,50 @@ def test_a_snippet(page: Path, snippet: str, place: Path, variables: dict[str, s
     succeed([sys.executable, "-c", snippet], place, variables)
 
 
+@pytest.mark.slow
+def test_the_rights_that_a_server_needs(
+    place: Path, variables: dict[str, str], postgres: PostgresServer, unused_tcp_port: int
+) -> None:
+    """A role with no more than the documented rights serves, and cannot change the schema."""
+    port = unused_tcp_port
+    [(_, script)] = blocks("sql")
+    database = postgres.create_database()
+    succeed(["lightning-sql", "migrate", "up", "--database-url", database], place, variables)
+    account = "lightning_server:choose-one"
+    theirs = urlsplit(database)._replace(netloc=f"{account}@{urlsplit(database).netloc.rpartition('@')[2]}").geturl()
+    try:
+        for statement in filter(str.strip, script.split(";")):
+            postgres.execute(statement, database=database)
+        command = ["lightning-sql", "serve", "--port", str(port), "--database-url", theirs]
+        with serving(command, port, place, variables):
+            for path, body in (
+                ("/v1/agl/resources", {"main": {"resource_type": "llm", "endpoint": "e", "model": "m"}}),
+                ("/v1/agl/queues/rollouts/enqueue", {"rollouts": [{"input": 1}]}),
+                ("/v1/agl/queues/rollouts/dequeue", {"limit": 1, "worker_id": "w"}),
+                ("/v1/agl/workers/w", {"heartbeat_stats": {}}),
+                ("/v1/agl/spans/next", {"rollout_id": "r", "attempt_id": "a"}),
+            ):
+                status, answer = call(port, path, json.dumps(body), {"content-type": "application/json"})
+                assert status in (200, 201), answer
+            [rollout] = json.loads(call(port, "/v1/agl/rollouts?limit=5")[1])["items"]
+            attempt = f"/v1/agl/rollouts/{rollout['rollout_id']}/attempts/latest"
+            status, answer = call(port, attempt, '{"status": "succeeded"}', {"content-type": "application/json"})
+            assert (status, json.loads(answer)["status"]) == (200, "succeeded")
+        refused = run(["lightning-sql", "migrate", "down", "base", "--database-url", theirs], place, variables)
+        assert refused.returncode == 2
+        assert "permissions" in refused.stderr
+        assert "choose-one" not in refused.stderr
+    finally:
+        postgres.execute("DROP OWNED BY lightning_server", database=database)
+        postgres.execute("DROP ROLE lightning_server", database=database)
+        postgres.drop_database(database)
+
+
 def test_every_block_is_run_or_plain_text() -> None:
     for page in PAGES:
         text = page.read_text()
         languages = {language for language, _ in BLOCK.findall(text)}
-        assert languages <= {*COMMANDS_IN, *TEXT_IN, "python"}, page.name
+        assert languages <= {*COMMANDS_IN, *TEXT_IN, "python", "sql"}, page.name
         # None is indented, left open or fenced in another way, which would hide it from this test.
         assert 2 * len(BLOCK.findall(text)) == text.count("```"), page.name
         assert "~~~" not in text, page.name
