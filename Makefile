@@ -54,6 +54,10 @@ test-fast: $(VENV)/.dev ## run the tests that are not marked slow (under a minut
 soak: $(VENV)/.dev ## break everything that can break, over and over, and check that nothing is lost (MINUTES=10)
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(ARGS)
 
+.PHONY: restart
+restart: $(VENV)/.dev ## stop PostgreSQL for 30 seconds under load, and count the calls that fail (ARGS="--seconds 60")
+	$(BIN)/python -m tests.faults.restart $(ARGS)
+
 .PHONY: bench
 bench: $(VENV)/.dev ## measure against the upstream server and write docs/performance.md (ARGS="--quick" looks only)
 	$(BIN)/python -m bench.compare $(ARGS)

@@ -89,12 +89,14 @@ def _lifespan(service: Service) -> Callable[[Litestar], Any]:
                 partition=settings.partition,
                 scan_debounce_seconds=settings.scan_debounce_seconds,
                 claim_timeout_seconds=settings.claim_timeout_seconds,
+                database_wait_seconds=settings.database_wait_seconds,
             )
             service.current_store = store
         pause = max(settings.scan_debounce_seconds, _LEAST_SWEEP_SECONDS)
         background = [
             asyncio.create_task(_sweep_regularly(store, pause), name="lightning-sql watchdog"),
             asyncio.create_task(_maintain_regularly(store), name="lightning-sql maintenance"),
+            asyncio.create_task(service.hangups.look(), name="lightning-sql hangups"),
         ]
         try:
             yield

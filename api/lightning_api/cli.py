@@ -84,6 +84,7 @@ def cli() -> None:
 @click.option("--partition", metavar="NAME", help="Which store of the database (default).")
 @click.option("--scan-debounce-seconds", type=float, metavar="S", help="Least time between two scans (10).")
 @click.option("--claim-timeout-seconds", type=float, metavar="S", help="Queue silent claims again after this (never).")
+@click.option("--database-wait-seconds", type=float, metavar="S", help="Longest wait for an absent database (40).")
 @click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN", help="Repeatable; * is any.")
 @click.option("--token", metavar="TOKEN", help="Bearer token to ask callers for.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning, error (info).")

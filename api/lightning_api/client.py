@@ -77,7 +77,8 @@ class LightningClient(ClientReads):
     Args:
         base_url: `http://host:port`, without `/v1`.
         token: the bearer token, if the service asks for one.
-        request_seconds: longest time for one request; a wait may take longer.
+        request_seconds: longest time for one request; a wait may take longer. A server may wait 40 of them for its
+            database.
         connect_seconds: longest time for connecting.
         retry_seconds: how long a call is made again.
     """
@@ -87,7 +88,7 @@ class LightningClient(ClientReads):
         base_url: str,
         *,
         token: str | None = None,
-        request_seconds: float = 30.0,
+        request_seconds: float = 60.0,
         connect_seconds: float = 5.0,
         retry_seconds: float = 60.0,
     ) -> None:

@@ -8,6 +8,7 @@ body to rows of the store and back, for requests that are as clients write them.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from lightning_api.compression import COMPRESS_BYTES, CompressionPolicy
 from lightning_api.errors import NOT_JSON, BodyTooLargeError, InvalidPartError, reply_to_error
+from lightning_api.hangups import Hangups
 from lightning_api.load import Load, Places
 from lightning_api.payloads import decode_json, encode_json
 from lightning_api.replies import JSON_HEADERS, Reply, Stream
@@ -77,6 +79,7 @@ class Service:
     """Whether the server is about to stop."""
     compression: CompressionPolicy = field(init=False)
     load: Load = field(init=False)
+    hangups: Hangups = field(default_factory=Hangups)
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -244,6 +247,11 @@ class Call:
             raise InvalidPartError("header", [problem])
         digest = blake2b(await self.body(), digest_size=16).hexdigest()
         return IdempotencyKey(text.decode(), f"{self.scope['method']} {self.scope['path']}", digest)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing more of the request is to be read."""
+        return self._body is not None or self.scope["method"] == "GET"
 
     async def client_gone(self) -> None:
         """Return when the client hung up. For use once the body is read."""
@@ -499,6 +507,9 @@ class Endpoint:
     async def _reply(self, call: Call) -> Reply | Stream | None:
         """The answer; None if nobody is there any more to take it."""
         declared = self._operation
+        hangups = self._service.hangups
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        hangups.begin(call, task)
         try:
             if declared.method == "GET":  # of which nobody reads a body
                 call.enter()
@@ -510,8 +521,15 @@ class Endpoint:
                 reply = answer if isinstance(answer, Reply | Stream) else call.reply(declared.status, answer)
         except ClientGoneError:
             return None
+        except asyncio.CancelledError:
+            if not hangups.left(call):
+                raise
+            task.uncancel()
+            return None
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer, and the log the rest
             return declared.to_error(call, error)
+        finally:
+            hangups.end(call)
         return reply
 
     async def _send(self, call: Call, reply: Reply | Stream, send: Send) -> None:

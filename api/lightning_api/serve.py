@@ -37,6 +37,9 @@ T = TypeVar("T")
 GRACE_SECONDS: Final = 8
 """How long requests in flight may take once the server was told to stop; container engines kill after 10."""
 
+_CLOSE_SECONDS: Final = 2
+"""How long closing the store may take after that: what was not acknowledged by then never is."""
+
 _BACKLOG: Final = 2048
 
 _SILENT_SECONDS: Final = 60
@@ -136,6 +139,7 @@ async def serve(
         partition=settings.partition,
         scan_debounce_seconds=settings.scan_debounce_seconds,
         claim_timeout_seconds=settings.claim_timeout_seconds,
+        database_wait_seconds=settings.database_wait_seconds,
     )
     try:
         app = create_app(settings, store)
@@ -164,7 +168,11 @@ async def serve(
             loop.add_reader(stop_when_readable, orphaned)
         await server.serve(sockets)
     finally:
-        await store.close()
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await store.close()
+        except TimeoutError:
+            logger.warning("stopped without waiting for a database that does not answer")
 
 
 def run_in_loop(main: Coroutine[Any, Any, T]) -> T:

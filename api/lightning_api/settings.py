@@ -69,6 +69,8 @@ class Settings:
     claim_timeout_seconds: float | None = _parsed_by(float, None)
     """After how long an attempt of which nothing was heard since it was claimed is given up, and its rollout queued
     again whatever its retry settings; None is never."""
+    database_wait_seconds: float = _parsed_by(float, 40.0)
+    """How long a call waits for a database that is away before it is answered 503; a statement may take half of it."""
     cors_origins: tuple[str, ...] = _parsed_by(_list, ())
     """Origins whose pages may call; `*` is any. In the environment, separated by commas or spaces."""
     token: str | None = field(default=None, repr=False, metadata={"parse": str})
@@ -114,6 +116,7 @@ class Settings:
             "the port must be between 0 and 65535": not 0 <= self.port <= 65535,
             "there must be at least one worker": self.workers < 1,
             "the scan debounce must be zero or more seconds": not 0 <= self.scan_debounce_seconds < float("inf"),
+            "the wait for the database must be at least one second": not 1 <= self.database_wait_seconds < float("inf"),
             "the claim timeout must be more than zero seconds": self.claim_timeout_seconds is not None
             and not 0 < self.claim_timeout_seconds < float("inf"),
             "the body limit must be at least one byte": self.body_limit < 1,

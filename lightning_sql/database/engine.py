@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -12,19 +11,22 @@ from hashlib import blake2b
 from typing import Any, Final, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
+from sqlalchemy import select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from lightning_sql.database.dialects import dialect_of
-from lightning_sql.database.dialects.base import CommitUnknownError, Dialect, EnginePair, Failure
+from lightning_sql.database.dialects.base import CommitUnknownError, Dialect, EnginePair, Failure, FileLockedError
 from lightning_sql.database.dialects.hot import HotPath
+from lightning_sql.database.recovery import WAIT_SECONDS, Recovery, pause_of
 from lightning_sql.errors import (
     ConfigurationError,
     DatabaseFullError,
     DatabaseUnavailableError,
     DuplicatedPrimaryKeyError,
     LightningError,
+    OverloadedError,
     SchemaOutdatedError,
     TransactionConflictError,
     UnstorableValueError,
@@ -36,10 +38,10 @@ R = TypeVar("R")
 
 RETRY_SECONDS: Final = 30.0
 """How long a transaction is tried again after it lost against others."""
-RECONNECT_SECONDS: Final = 5.0
-"""How long a transaction is tried again after its connection broke."""
-FIRST_PAUSE_SECONDS: Final = 0.005
-LONGEST_PAUSE_SECONDS: Final = 0.5
+REPAIR_SECONDS: Final = 5.0
+"""How long something is tried again that failed for a reason which seldom goes away by itself, such as a full disk."""
+IMPATIENT_SECONDS: Final = 0.2
+"""Long enough for another connection instead of one that broke while nobody used it."""
 
 _LAST_PORT: Final = 65535
 _ADDRESS: Final = re.compile(r"([\w.%-]*|\[[\w.:%-]*\])(:\d+)?/")
@@ -82,6 +84,7 @@ class _OfLoop:
     """What belongs to one event loop: its engines, and the transactions that run on it."""
 
     engines: EnginePair
+    recovery: Recovery
     running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
 
@@ -97,12 +100,15 @@ class Database:
     Args:
         database_url: `sqlite:///file` or `postgresql://host/name`; the async driver is added here.
         reflection: this object reads and changes the schema, not the records.
+        wait_seconds: how long a call waits for a database that is away. A server that does not answer a hot statement
+            within a quarter of it, or another statement within half of it, counts as away.
 
     Raises:
         ConfigurationError: not such a URL.
     """
 
-    def __init__(self, database_url: str, *, reflection: bool = False) -> None:
+    def __init__(self, database_url: str, *, reflection: bool = False, wait_seconds: float = WAIT_SECONDS) -> None:
+        self.wait_seconds = wait_seconds
         self.url = parse_url(database_url)
         self.dialect: Dialect = dialect_of(self.url)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
@@ -117,8 +123,30 @@ class Database:
         loop = asyncio.get_running_loop()
         here = self._loops.get(loop)
         if here is None:
-            here = self._loops[loop] = _OfLoop(self.dialect.engines(self.url, reflection=self._reflection))
+            engines = self.dialect.engines(
+                self.url, reflection=self._reflection, wait_seconds=None if self._reflection else self.wait_seconds
+            )
+            here = self._loops[loop] = _OfLoop(engines, Recovery(self._probe, self.wait_seconds, self._returns))
         return here
+
+    @property
+    def recovery(self) -> Recovery:
+        """How calls on the running event loop wait while the database is away."""
+        return self._here().recovery
+
+    def _returns(self, error: DatabaseUnavailableError) -> bool:
+        return self.dialect.is_server or isinstance(error, FileLockedError)
+
+    async def _probe(self) -> None:
+        with self.translated():
+            async with self.transaction(writing=False) as connection:
+                await connection.execute(select(1))
+
+    def stop_waiting(self) -> None:
+        """Fail what waits for the database on this event loop, now and until it is closed: it is to be closed soon."""
+        here = self._loops.get(asyncio.get_running_loop())
+        if here is not None:
+            here.recovery.close()
 
     async def close(self) -> None:
         """Wait for what is still running on this event loop and close its connections."""
@@ -126,6 +154,7 @@ class Database:
         here = self._loops.get(loop)
         if here is None:
             return
+        here.recovery.close()
         while here.running:
             await asyncio.wait(list(here.running))
         self._loops.pop(loop, None)
@@ -194,9 +223,16 @@ class Database:
                     yield connection
                 except BaseException as error:
                     passing.append(error)
+                    if isinstance(error, TimeoutError):
+                        # Who does not answer is not asked to take it back: without its connection it will.
+                        await connection.invalidate()
                     await transaction.rollback()
                     raise
-                await self._commit(transaction.commit(), writing)
+                try:
+                    await self._commit(transaction.commit(), writing)
+                except CommitUnknownError:
+                    await connection.invalidate()
+                    raise
 
     async def _commit(self, commit: Coroutine[Any, Any, None], writing: bool) -> None:
         try:
@@ -206,28 +242,50 @@ class Database:
                 raise CommitUnknownError from error
             raise
 
-    async def run(self, attempt: Callable[[], Awaitable[R]], *, retry: bool = True) -> R:
+    async def run(self, attempt: Callable[[], Awaitable[R]], *, retry: bool = True, patient: bool = True) -> R:
         """Run a whole transaction, again if it lost against others or its connection broke before the commit.
 
-        It runs to its end even if the caller is cancelled: what was sent is not half sent.
+        It runs to its end even if the caller is cancelled: what was sent is not half sent. But for a caller that is
+        gone it is not tried again. Without `patient`, it does not wait for a database that is away.
         """
         running = self._here().running
-        task = asyncio.ensure_future(self._attempts(attempt, retry))
+        gone = False
+        begun = asyncio.get_running_loop().time()
+        task = asyncio.ensure_future(
+            self._again(attempt, begun, repeatable=False, wanted=lambda: retry and not gone, patient=lambda: patient)
+        )
         running.add(task)
         task.add_done_callback(running.discard)
         task.add_done_callback(_retrieve)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            gone = True
+            raise
 
-    async def _attempts(self, attempt: Callable[[], Awaitable[R]], retry: bool) -> R:
-        return await self._again(attempt, retry, repeatable=False)
-
-    async def retried(self, attempt: Callable[[], Awaitable[R]], *, repeatable: bool) -> R:
+    async def retried(
+        self,
+        attempt: Callable[[], Awaitable[R]],
+        *,
+        repeatable: bool,
+        patient: Callable[[], bool] = lambda: True,
+        reading: bool = False,
+    ) -> R:
         """Run something whole in the running task, again if it lost against others or its connection broke.
 
-        With `repeatable`, also when it is not known whether it took place, since a second time does no harm.
+        With `repeatable`, also when it is not known whether it took place, since a second time does no harm. It is
+        asked each time whether this is `patient` enough to wait for a database that is away, or leaves that to others.
+        What only reads may be given up in the middle of it, and is when its time is up.
         """
+        begun = asyncio.get_running_loop().time()
+
+        async def limited() -> R:
+            async with asyncio.timeout_at(begun + self.wait_seconds):
+                return await attempt()
+
+        once = limited if reading else attempt
         try:
-            return await attempt()
+            return await once()
         except Exception as error:  # noqa: BLE001 - the next attempt is told what to do about it
             first: Exception | None = error
 
@@ -237,28 +295,56 @@ class Database:
                 if first is not None:
                     failed, first = first, None
                     raise failed
-                return await attempt()
+                return await once()
 
-        return await self._again(translated, True, repeatable=repeatable)
+        return await self._again(translated, begun, repeatable=repeatable, wanted=lambda: True, patient=patient)
 
-    async def _again(self, attempt: Callable[[], Awaitable[R]], retry: bool, *, repeatable: bool) -> R:
+    async def _again(
+        self,
+        attempt: Callable[[], Awaitable[R]],
+        begun: float,
+        *,
+        repeatable: bool,
+        wanted: Callable[[], bool],
+        patient: Callable[[], bool],
+    ) -> R:
+        recovery = self._here().recovery
         loop = asyncio.get_running_loop()
-        begun, pause = loop.time(), FIRST_PAUSE_SECONDS
+        tries = 0
         while True:
             try:
                 return await attempt()
             except DatabaseUnavailableError as error:
-                if isinstance(error, DatabaseFullError) or (isinstance(error, CommitUnknownError) and not repeatable):
+                if isinstance(error, OverloadedError | DatabaseFullError) or not wanted():
                     raise
-                limit = RETRY_SECONDS if isinstance(error, TransactionConflictError) else RECONNECT_SECONDS
-                if not retry or loop.time() - begun + pause > limit:
+                if isinstance(error, CommitUnknownError) and not repeatable:
                     raise
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+                away = not isinstance(error, TransactionConflictError) and self._returns(error)
+                if away and patient():
+                    again = await recovery.back(tries, begun + recovery.seconds)
+                else:
+                    limit = IMPATIENT_SECONDS if away else REPAIR_SECONDS
+                    if isinstance(error, TransactionConflictError):
+                        limit = RETRY_SECONDS
+                    pause = pause_of(tries)
+                    again = loop.time() + pause < begun + min(limit, recovery.seconds)
+                    if again:
+                        await asyncio.sleep(pause)
+                if not again or not wanted():
+                    raise
+            tries += 1
 
     def hot_path(self, partition: str, *, join: bool = True, claim_timeout: float | None = None) -> HotPath:
         """A way of the native store to a partition, for the running event loop; whoever asks closes it."""
-        return self.dialect.hot_path(self.url, self._here().engines, partition, join=join, claim_timeout=claim_timeout)
+        return self.dialect.hot_path(
+            self.url,
+            self._here().engines,
+            partition,
+            join=join,
+            claim_timeout=claim_timeout,
+            # What is sent again, perhaps on another connection, must find time for that.
+            statement_seconds=self.wait_seconds / 4,
+        )
 
 
 def lock_key(partition: str, label: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -29,6 +30,8 @@ METADATA: Final = native.ROLLOUTS.metadata
 """Every table that this release declares: the native store's, and those of the protocols that they stand beside."""
 
 _RELATIVE: Final = re.compile(r"[+-][0-9]{1,4}")
+READ_SECONDS: Final = 30.0
+"""How long looking at the schema may take; changing it may take as long as it does."""
 
 UPGRADE_COMMAND: Final = "lightning-sql migrate up"
 
@@ -138,7 +141,7 @@ class Migrations:
     async def _read(self, work: Callable[[Connection], R]) -> R:
         try:
             with self._database.translated():
-                async with self._database.transaction(writing=False) as connection:
+                async with asyncio.timeout(READ_SECONDS), self._database.transaction(writing=False) as connection:
                     return await connection.run_sync(work)
         finally:
             await self._database.close()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
 from contextvars import Context
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from lightning_sql.errors import (
     DatabaseUnavailableError,
@@ -15,7 +16,7 @@ from lightning_sql.errors import (
     TransactionConflictError,
 )
 
-__all__ = ["Joiner"]
+__all__ = ["Joiner", "Recovery"]
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -27,12 +28,32 @@ CONFLICTS_IN_A_ROW: Final = 2
 deadline, so that going on would hold the lane for deadline times calls."""
 
 
+class Recovery(Protocol):
+    """How calls wait for a database that is away."""
+
+    @property
+    def seconds(self) -> float:
+        """How long a call waits in all."""
+        ...
+
+    def worthwhile(self, error: Exception) -> bool:
+        """Whether a statement that failed so has changed nothing, and may succeed when the database is back."""
+        ...
+
+    async def back(self, tries: int, deadline: float) -> bool:
+        """Wait until it may succeed, after so many tries; False when that is not before the deadline."""
+        ...
+
+
 class _Entry(Generic[C, R]):
     """A call and its caller."""
 
-    __slots__ = ("call", "future", "keys", "weight")
+    __slots__ = ("call", "deadline", "future", "keys", "weight")
 
-    def __init__(self, call: C, future: asyncio.Future[R], keys: frozenset[Hashable], weight: int) -> None:
+    def __init__(
+        self, call: C, future: asyncio.Future[R], keys: frozenset[Hashable], weight: int, deadline: float
+    ) -> None:
+        self.deadline = deadline
         self.call = call
         self.future = future
         self.keys = keys
@@ -53,6 +74,10 @@ class Joiner(Generic[C, R]):
     the same lane, and keep their keys until the last is done. Only a database that is not available
     fails them all at once; when the calls run alone, so do two conflicts in a row.
 
+    With a `recovery`, a database that is away is waited for: a lane keeps its calls and sends them
+    again when it is back, but for those whose callers have gone. A call that was not sent within
+    the time that it has fails, wherever it waits.
+
     A caller that is cancelled takes its call back if it still waits, or waits to be run again. If it
     is in flight, the statement goes on and the answer is dropped.
 
@@ -70,6 +95,7 @@ class Joiner(Generic[C, R]):
         alone: Up to which weight of what waits one lane is enough: two small statements take longer than
             one that is a little larger.
         waiting: How many calls may wait.
+        recovery: How to wait for a database that is away; None fails the calls at once.
     """
 
     def __init__(
@@ -84,7 +110,11 @@ class Joiner(Generic[C, R]):
         shared: int = 16,
         alone: int = 0,
         waiting: int = 10_000,
+        recovery: Recovery | None = None,
     ) -> None:
+        self._recovery = recovery
+        self._patience = math.inf if recovery is None else recovery.seconds
+        self._expiry: asyncio.TimerHandle | None = None
         self._run = run
         self._name = name
         self._task_name = f"lightning-sql {name}"
@@ -120,7 +150,8 @@ class Joiner(Generic[C, R]):
 
         Raises:
             OverloadedError: too many calls wait.
-            DatabaseUnavailableError: the joiner is closed, its lane was stopped, or `run` raised it.
+            DatabaseUnavailableError: the joiner is closed, its lane was stopped, `run` raised it, or it took too
+                long until the call could be sent.
             Exception: what `run` raised or answered for this call.
         """
         if self._closed:
@@ -130,14 +161,17 @@ class Joiner(Generic[C, R]):
         free = self._may_start(self._weight + weight) and self._claims.keys().isdisjoint(keys)
         if not free and len(self._waiting) >= self._limit + (self._starting is not None):
             raise OverloadedError(f"{len(self._waiting)} calls of {self._name} wait already; try again later")
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        entry = _Entry(call, future, keys, weight)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        entry = _Entry(call, future, keys, weight, loop.time() + self._patience)
         self._waiting[entry] = None
         self._weight += weight
         for key in keys:
             self._claims[key] = self._claims.get(key, 0) + 1
         if free:
             self._start()
+        elif self._expiry is None and self._recovery is not None:
+            self._expiry = loop.call_at(entry.deadline, self._expire)
         try:
             return await future
         except asyncio.CancelledError:
@@ -150,6 +184,9 @@ class Joiner(Generic[C, R]):
         self._closed = True
         while self._tasks:
             await asyncio.wait(self._tasks)
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
 
     def _may_start(self, weight: int) -> bool:
         # While a lane is about to begin, there is no need of another: it will take along what comes.
@@ -162,6 +199,21 @@ class Joiner(Generic[C, R]):
             self._release(entry)
             # It may have held up another, which no lane in flight need be holding up.
             self._start_another()
+
+    def _expire(self) -> None:
+        """Fail the calls that have waited for too long."""
+        self._expiry = None
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        late: list[_Entry[C, R]] = []
+        for entry in self._waiting:  # the first to come is the first to be late
+            if entry.deadline > now:
+                self._expiry = loop.call_at(entry.deadline, self._expire)
+                break
+            late.append(entry)
+        for entry in late:
+            self._withdraw(entry)
+        _fail(late, DatabaseUnavailableError(f"a call of {self._name} was not sent in time; nothing was done"))
 
     def _start_another(self) -> None:
         if self._waiting and self._may_start(self._weight):
@@ -243,7 +295,7 @@ class Joiner(Generic[C, R]):
                 del self._claims[key]
 
     async def _send(self, batch: list[_Entry[C, R]]) -> None:
-        failure = await self._statement(batch)
+        failure = await self._patient_statement(batch)
         if failure is None:
             return
         lost = isinstance(failure, TransactionConflictError)
@@ -254,7 +306,7 @@ class Joiner(Generic[C, R]):
         for position, entry in enumerate(batch):
             if entry.future.done():
                 continue
-            failure = await self._statement([entry])
+            failure = await self._patient_statement([entry])
             if failure is None:
                 conflicts = 0
                 continue
@@ -268,6 +320,25 @@ class Joiner(Generic[C, R]):
                 _fail(batch[position:], failure)
                 return
             _fail([entry], failure)
+
+    async def _patient_statement(self, batch: list[_Entry[C, R]]) -> Exception | None:
+        """As `_statement`, again when the database is back, for those who still want it."""
+        failure = await self._statement(batch)
+        recovery = self._recovery
+        if failure is None or recovery is None:
+            return failure
+        tries = 0
+        while failure is not None and recovery.worthwhile(failure):
+            while batch and not await recovery.back(tries, batch[0].deadline):
+                if not recovery.worthwhile(failure):
+                    return failure
+                batch = _still_wanted(batch, failure)
+            batch = _still_wanted(batch, failure)
+            if not batch:
+                return None
+            tries += 1
+            failure = await self._statement(batch)
+        return failure
 
     async def _statement(self, batch: list[_Entry[C, R]]) -> Exception | None:
         """Run one statement and give out its answers; or return the error with which it failed as a whole."""
@@ -315,6 +386,13 @@ class Joiner(Generic[C, R]):
             self._weight = 0
             self._claims.clear()
             _fail(waiting, DatabaseUnavailableError(f"{self._name} was stopped before the call was sent"))
+
+
+def _still_wanted(batch: list[_Entry[C, R]], failure: Exception) -> list[_Entry[C, R]]:
+    """Fail the calls that are late; those that are not, and whose callers are still there."""
+    now = asyncio.get_running_loop().time()
+    _fail([entry for entry in batch if entry.deadline <= now], failure)
+    return [entry for entry in batch if not entry.future.done()]
 
 
 def _fail(batch: Iterable[_Entry[Any, Any]], error: Exception) -> None:

@@ -93,6 +93,7 @@ def _store(
     clock: Callable[[], float] | None,
     join: bool,
     claim_timeout_seconds: float | None,
+    database_wait_seconds: float,
 ) -> LightningStore:
     if is_memory(database_url):
         from lightning_sql.collections.memory import MemoryCollections
@@ -107,7 +108,7 @@ def _store(
     from lightning_sql.store.sql_store import SqlStore
 
     return SqlStore(
-        Database(database_url),
+        Database(database_url, wait_seconds=database_wait_seconds),
         partition=partition,
         scan_debounce_seconds=scan_debounce_seconds,
         clock=clock,
@@ -124,6 +125,7 @@ async def open_store(
     clock: Callable[[], float] | None = None,
     join: bool = True,
     claim_timeout_seconds: float | None = None,
+    database_wait_seconds: float = 40.0,
 ) -> LightningStore:
     """Open a store on a database that is prepared, creating the schema of an empty one.
 
@@ -135,6 +137,8 @@ async def open_store(
         join: whether concurrent calls of one kind go to the database together.
         claim_timeout_seconds: after how long an attempt of which nothing was heard since it was begun is given up
             and its rollout queued again, whatever its retry settings; None is never.
+        database_wait_seconds: how long a call waits for a database that is away before it fails; a statement may take
+            half of it.
 
     Raises:
         ConfigurationError: not a database URL.
@@ -142,4 +146,6 @@ async def open_store(
         DatabaseUnavailableError: the database cannot be reached.
     """
     await prepare_database(database_url)
-    return _store(database_url, partition, scan_debounce_seconds, clock, join, claim_timeout_seconds)
+    return _store(
+        database_url, partition, scan_debounce_seconds, clock, join, claim_timeout_seconds, database_wait_seconds
+    )

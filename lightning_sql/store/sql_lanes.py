@@ -126,36 +126,50 @@ class Lanes:
         alone: int = 0,
     ) -> Joiner[C, R]:
         if not self._join:
-            return Joiner(run, name=name, keys=keys, weigh=weigh, most=1, lanes=_UNJOINED_LANES)
-        return Joiner(run, name=name, keys=keys, weigh=weigh, most=_HEAVIEST, lanes=lanes, alone=alone)
+            return Joiner(
+                run, name=name, keys=keys, weigh=weigh, most=1, lanes=_UNJOINED_LANES, recovery=self._database.recovery
+            )
+        return Joiner(
+            run,
+            name=name,
+            keys=keys,
+            weigh=weigh,
+            most=_HEAVIEST,
+            lanes=lanes,
+            alone=alone,
+            recovery=self._database.recovery,
+        )
 
     def now(self) -> float | None:
         """The time that statements are given; None lets the database look."""
         return None if self._clock is None else self._clock()
 
     async def close(self) -> None:
-        """Finish what was begun and close the connections."""
+        """Finish what was begun, without waiting for a database that is away, and close the connections."""
+        self._database.stop_waiting()
         joiners = (self.enqueue, self.claim, self.spans, self.attempts, self.numbers, self.beats)
         await asyncio.gather(*(joiner.close() for joiner in joiners))
         await self.hot.close()
 
     # Everything that is not joined
 
-    async def fetch(self, statement: Executable) -> Sequence[Row]:
-        """The rows of a statement that reads."""
-        return await self._database.retried(lambda: self.hot.fetch(statement), repeatable=True)
+    async def fetch(self, statement: Executable, *, patient: bool = True) -> Sequence[Row]:
+        """The rows of a statement that reads; without `patient`, it does not wait for a database that is away."""
+        return await self._database.retried(lambda: self.hot.fetch(statement), repeatable=True, patient=lambda: patient)
 
     async def fetch_bounded(
         self, reading: Reading, values: Mapping[str, Any], most_bytes: int, heavy: Sequence[int]
     ) -> tuple[Sequence[Row], bool]:
         """As `HotPath.fetch_bounded`."""
         return await self._database.retried(
-            lambda: self.hot.fetch_bounded(reading, values, most_bytes, heavy), repeatable=True
+            lambda: self.hot.fetch_bounded(reading, values, most_bytes, heavy), repeatable=True, reading=True
         )
 
     async def rollouts(self, rollout_ids: Sequence[str], *, finished: bool = False) -> list[Row]:
         """As `HotPath.rollouts`."""
-        return await self._database.retried(lambda: self.hot.rollouts(rollout_ids, finished), repeatable=True)
+        return await self._database.retried(
+            lambda: self.hot.rollouts(rollout_ids, finished), repeatable=True, reading=True
+        )
 
     async def attempts_of(self, pairs: Sequence[tuple[str, str]]) -> list[Row]:
         """Rows of rollouts with a certain attempt, by the stored ids of both; those that there are, in order."""
@@ -178,13 +192,13 @@ class Lanes:
 
     async def new_spans(self, spans: Sequence[tuple[str, str, str]]) -> list[bool]:
         """As `HotPath.new_spans`."""
-        return await self._database.retried(lambda: self.hot.new_spans(spans), repeatable=True)
+        return await self._database.retried(lambda: self.hot.new_spans(spans), repeatable=True, reading=True)
 
     async def refresh_statistics(self) -> Sequence[str]:
         """As `HotPath.refresh_statistics`."""
-        return await self._database.retried(self.hot.refresh_statistics, repeatable=True)
+        return await self._database.retried(self.hot.refresh_statistics, repeatable=True, patient=lambda: False)
 
-    async def write(self, work: Callable[[NativeTransaction], R]) -> R:
+    async def write(self, work: Callable[[NativeTransaction], R], *, patient: bool = True) -> R:
         """Run a transaction to its end, even if the caller is cancelled: what was sent is not half sent."""
 
         def run(connection: Connection) -> R:
@@ -212,7 +226,7 @@ class Lanes:
                 raise DatabaseUnavailableError from unknown  # to be run again
             return cast(R, unknown.result)
 
-        return await self._database.run(attempt)
+        return await self._database.run(attempt, patient=patient)
 
     # What joins
 
@@ -238,7 +252,12 @@ class Lanes:
                 raise
 
         try:
-            added = await self._repeatedly(enqueue)
+            # Until it was sent, others see to it that it waits for a database that is away.
+            added = await self._database.retried(enqueue, repeatable=True, patient=lambda: unknown)
+        except DatabaseUnavailableError as error:
+            if unknown and not isinstance(error, CommitUnknownError):
+                raise CommitUnknownError from error
+            raise
         except DuplicatedPrimaryKeyError:
             if not unknown:
                 raise
@@ -342,10 +361,19 @@ class Lanes:
         return await self._repeatedly(lambda: self.hot.beat_workers(beats, self.now()))
 
     async def _once(self, call: Callable[[], Awaitable[R]]) -> R:
-        return await self._database.retried(call, repeatable=False)
+        """A statement whose caller waits for a database that is away, and sends it again."""
+        return await self._database.retried(call, repeatable=False, patient=_impatient)
 
     async def _repeatedly(self, call: Callable[[], Awaitable[R]]) -> R:
-        return await self._database.retried(call, repeatable=True)
+        """As `_once`, of a statement that may be sent again also when nobody knows whether it took place."""
+        try:
+            return await self._database.retried(call, repeatable=True, patient=_impatient)
+        except CommitUnknownError as error:
+            raise DatabaseUnavailableError from error
+
+
+def _impatient() -> bool:
+    return False
 
 
 def _worker_key(claim: Claim) -> tuple[str, ...]:

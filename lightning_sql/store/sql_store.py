@@ -186,6 +186,7 @@ class SqlStore(SqlSpans):
 
     @override
     async def release_waiters(self) -> None:
+        self._database.stop_waiting()
         await self._watcher.close()
 
     @property
@@ -208,7 +209,8 @@ class SqlStore(SqlSpans):
         here = self._here
         ended = 0
         while await self._anything_due(here.lanes):
-            swept = await here.lanes.write(NativeTransaction.sweep)
+            # Whoever calls is not held up by this where the database is away, and the next scan is due soon.
+            swept = await here.lanes.write(NativeTransaction.sweep, patient=False)
             ended += swept.ended
             here.watcher.announce(map(decode_text, swept.finished))
             if not swept.more:
@@ -228,7 +230,7 @@ class SqlStore(SqlSpans):
             .limit(1)
             .subquery()
         )
-        return bool(await lanes.fetch(select(first.c.watch_at).where(first.c.watch_at <= instant)))
+        return bool(await lanes.fetch(select(first.c.watch_at).where(first.c.watch_at <= instant), patient=False))
 
     # Rollouts
 

@@ -13,6 +13,9 @@ __all__ = ["ScanGate"]
 
 logger: Final = logging.getLogger(__name__)
 
+SCAN_SECONDS: Final = 5.0
+"""How long calls wait for a scan: what is wrong with it is for those to find out who ask for something themselves."""
+
 
 class ScanGate:
     """Lets at most one scan through per `debounce_seconds`, however many callers ask at once.
@@ -44,7 +47,10 @@ class ScanGate:
                 return
             begun = self._clock()
             try:
-                await self._scan()
+                async with asyncio.timeout(SCAN_SECONDS):
+                    await self._scan()
             except LightningError as error:
                 logger.warning("the watchdog's scan failed; the next one is due as usual: %s", error)
+            except TimeoutError:
+                logger.warning("the watchdog's scan takes long; the calls that triggered it go on without it")
             self._last = begun

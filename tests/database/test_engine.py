@@ -150,7 +150,7 @@ async def test_terminated_sessions_cost_no_call(postgres_url: str) -> None:
 @pytest.mark.slow
 async def test_a_killed_server_is_an_error_and_a_restarted_one_is_used_again(postgres_cluster: PostgresCluster) -> None:
     url = postgres_cluster.create_database()
-    async with await open_store(url) as store:
+    async with await open_store(url, database_wait_seconds=1) as store:
         kept = await store.enqueue_rollout({"kept": True})
         postgres_cluster.kill()
         with pytest.raises(DatabaseUnavailableError) as caught:

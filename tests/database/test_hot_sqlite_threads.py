@@ -17,11 +17,11 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.engine import URL, make_url
 
 from lightning_sql.database.dialects import sqlite_thread
+from lightning_sql.database.dialects.base import FileLockedError
 from lightning_sql.database.dialects.hot import HotPath, SpanOutcome
 from lightning_sql.database.dialects.sqlite_hot import SQLiteHotPath
 from lightning_sql.database.engine import Database
 from lightning_sql.database.native import ATTEMPTS, ROLLOUTS, SPANS, WORKERS
-from lightning_sql.errors import TransactionConflictError
 from tests.database.hot_sqlite import NOW, batch, change, claim, create, draft, fresh_id, path_to, queued, span, stored
 
 pytestmark = pytest.mark.slow
@@ -397,7 +397,7 @@ async def test_a_writer_waits_for_other_processes(file: Path) -> None:
     await hot.close()
 
 
-async def test_a_lock_that_stays_is_a_conflict_and_no_harm(file: Path) -> None:
+async def test_a_lock_that_stays_is_told_and_no_harm(file: Path) -> None:
     database = Database(f"sqlite:///{file}")
     hot = SQLiteHotPath(file, {"busy_timeout": "40"}, "p", database.dialect.failure, join=True)
     writes: list[Callable[[], Any]] = [
@@ -407,10 +407,10 @@ async def test_a_lock_that_stays_is_a_conflict_and_no_harm(file: Path) -> None:
     await hot.enqueue([draft("b")], NOW)
     with locked(file):
         for write in writes:
-            with pytest.raises(TransactionConflictError), database.translated():
+            with pytest.raises(FileLockedError), database.translated():
                 await write()
         both = await asyncio.gather(*(write() for write in [writes[0], writes[0]]), return_exceptions=True)
-        assert [type(answer) for answer in both] == [sqlite3.OperationalError] * 2
+        assert [type(answer) for answer in both] == [FileLockedError] * 2
     for write in writes:
         await write()
     assert await queued(hot) == ["b", "a"]

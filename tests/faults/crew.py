@@ -133,7 +133,7 @@ class Crew:
     async def _attempt(self, way: Any, key: tuple[str, str]) -> None:
         """Some spans and the end of an attempt; whoever gets no answer leaves the rest to the watchdog."""
         for number in range(1, SPANS + 1):
-            span = self._span(way.types, key, number)
+            span = self.span(way.types, key, number)
             if await self._try(lambda: way.client.add_span(span)) is None:  # noqa: B023
                 return
             self._notebook.note("spans", *key, span.span_id)
@@ -142,7 +142,7 @@ class Crew:
             self._notebook.note("end", *key, ended.status)
 
     @staticmethod
-    def _span(types: Any, key: tuple[str, str], number: int) -> Any:
+    def span(types: Any, key: tuple[str, str], number: int) -> Any:
         return types.Span(
             rollout_id=key[0],
             attempt_id=key[1],

@@ -199,6 +199,7 @@ async def stage_on(
     cluster: PostgresCluster | None = None,
     servers: int = 1,
     module: Sequence[str] = ("tests.faults.narrow",),
+    options: Sequence[str] = (),
 ) -> AsyncGenerator[Stage]:
     """A stage with running servers.
 
@@ -209,6 +210,7 @@ async def stage_on(
         servers: how many.
         module: what runs as a server, and what its arguments begin with; by default the product's own, of which
             an SQLite file can be made full.
+        options: more of a server's.
     """
     await prepare_database(database_url)
     stage = Stage(database_url, cluster, folder)
@@ -220,7 +222,7 @@ async def stage_on(
             url = place._replace(netloc=f"{place.username}@127.0.0.1:{stage.behind.port}").geturl()
         stack.push_async_callback(stage.close)
         for number in range(servers):
-            server = Server(url, folder / f"server-{number}.log", module)
+            server = Server(url, folder / f"server-{number}.log", module, options)
             stage.servers.append(server)
             await server.start()
             stage.fronts.append(await stack.enter_async_context(proxy_to("127.0.0.1", server.port)))

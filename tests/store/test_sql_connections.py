@@ -267,7 +267,7 @@ async def test_what_was_acknowledged_outlives_the_server(postgres_cluster: Postg
     url = postgres_cluster.create_database()
     acknowledged: dict[str, Any] = {}
     enough = asyncio.Event()
-    async with await open_store(url) as store:
+    async with await open_store(url, database_wait_seconds=1) as store:
         await store.enqueue_many_rollouts([EnqueueRolloutRequest(input="waits") for _ in range(200)])
 
         async def work(number: int) -> None:

@@ -18,7 +18,7 @@ from lightning_sql.fields import FieldKind
 if TYPE_CHECKING:
     from lightning_sql.database.dialects.hot import HotPath
 
-__all__ = ["CommitUnknownError", "Dialect", "EnginePair", "Failure", "UpsertStatement"]
+__all__ = ["CommitUnknownError", "Dialect", "EnginePair", "Failure", "FileLockedError", "UpsertStatement"]
 
 
 class CommitUnknownError(DatabaseUnavailableError):
@@ -33,6 +33,10 @@ class CommitUnknownError(DatabaseUnavailableError):
         super().__init__(message)
         self.token = token
         self.result = result
+
+
+class FileLockedError(DatabaseUnavailableError):
+    """Another process holds the lock of the database file for long; nothing was done."""
 
 
 class Failure(Enum):
@@ -97,6 +101,8 @@ class Dialect(ABC):
     """One database product. Values that it compares are checked and escaped by the column types."""
 
     name: str
+    is_server: bool
+    """Whether the database is a process of its own, which can go away and come back."""
     parameters_per_statement: int
     """How many bound values one statement may carry."""
 
@@ -115,8 +121,12 @@ class Dialect(ABC):
         return False
 
     @abstractmethod
-    def engines(self, url: URL, *, reflection: bool = False) -> EnginePair:
-        """Fresh engines; nothing is connected yet. With `reflection` they can read the schema instead of payloads."""
+    def engines(self, url: URL, *, reflection: bool = False, wait_seconds: float | None = None) -> EnginePair:
+        """Fresh engines; nothing is connected yet. With `reflection` they can read the schema instead of payloads.
+
+        A call may wait for `wait_seconds` in all: no statement, and no connecting, takes so long that nothing is left
+        of it.
+        """
 
     @abstractmethod
     def hot_path(
@@ -127,11 +137,12 @@ class Dialect(ABC):
         *,
         join: bool = True,
         claim_timeout: float | None = None,
+        statement_seconds: float | None = None,
     ) -> HotPath:
         """The native store's way to a partition, for the running event loop; connects when first used.
 
         With `join`, operations may share a commit. `claim_timeout` is how many seconds nothing need be heard of an
-        attempt after its claim, None for ever.
+        attempt after its claim, None for ever. A hot operation that is not answered within `statement_seconds` fails.
         """
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -25,12 +26,13 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import InterfaceError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from typing_extensions import override
 
 from lightning_sql.database.dialects.base import Dialect, EnginePair, Failure, UpsertStatement
 from lightning_sql.database.dialects.hot import HotPath
 from lightning_sql.database.dialects.postgresql_hot import PostgreSQLHotPath
+from lightning_sql.database.dialects.postgresql_session import IdleSessions, KeptAliveConnection
 from lightning_sql.database.types import COLUMN_TYPES
 from lightning_sql.errors import ConfigurationError
 from lightning_sql.fields import FieldKind
@@ -39,7 +41,7 @@ __all__ = ["PostgreSQL"]
 
 POOL_SIZE: Final = 10
 POOL_OVERFLOW: Final = 10
-POOL_TIMEOUT_SECONDS: Final = 30
+POOL_TIMEOUT_SECONDS: Final = 10
 CONNECT_TIMEOUT_SECONDS: Final = 10
 
 _BY_STATE: Final[dict[str, Failure]] = {
@@ -71,6 +73,13 @@ _PLANNER: Final = {
     # Statements are small and many; compiling one takes longer than running it.
     "jit": "off",
 }
+_SERVER_KEEPALIVE: Final = {
+    # A server process that has gone without a word holds the locks of its transaction until the database notices.
+    "tcp_keepalives_idle": "15",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
 _CONNECT_KEYWORDS: Final = {"sslmode": "ssl", "connect_timeout": "timeout"}
 """Parameters of libpq URLs that asyncpg calls by another name."""
 _PARAMETERS: Final = (
@@ -93,16 +102,25 @@ def _states(error: BaseException) -> Iterator[str]:
         link = getattr(link, "orig", None) or link.__cause__
 
 
+class _Engines(EnginePair):
+    """One engine for everything, and what lies in its pool."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        super().__init__(engine, engine)
+        self.idle = IdleSessions(engine)
+
+
 class PostgreSQL(Dialect):
     """Readers and writers share one pool; time is the database's, so that several servers agree."""
 
     name = "postgresql"
+    is_server = True
     parameters_per_statement = 32_000
 
     @override
-    def engines(self, url: URL, *, reflection: bool = False) -> EnginePair:
+    def engines(self, url: URL, *, reflection: bool = False, wait_seconds: float | None = None) -> EnginePair:
         query: dict[str, Any] = {}
-        settings = {"application_name": "lightning-sql"} | _PLANNER
+        settings = {"application_name": "lightning-sql"} | _PLANNER | _SERVER_KEEPALIVE
         for key, value in url.query.items():
             text = value if isinstance(value, str) else value[-1]
             if key == "application_name":
@@ -119,22 +137,30 @@ class PostgreSQL(Dialect):
             else:
                 # What it is called may be a part of a password that was not escaped.
                 raise ConfigurationError(f"the database URL has an unknown parameter; it may have {_PARAMETERS}")
+        # Who is not answered, or not let in, must find time to try again.
+        patience = math.inf if wait_seconds is None else wait_seconds / 4
         engine = create_async_engine(
             url.set(drivername="postgresql+asyncpg").difference_update_query(
                 [key for key in url.query if key not in ("host", "port")]
             ),
             pool_size=POOL_SIZE,
             max_overflow=POOL_OVERFLOW,
-            pool_timeout=POOL_TIMEOUT_SECONDS,
+            pool_timeout=min(POOL_TIMEOUT_SECONDS, patience),
             # Errors and logs must not repeat what is stored.
             hide_parameters=True,
             # Payload columns are encoded and decoded by their type; the driver passes the text through.
             # Reflection reads JSON of SQLAlchemy's own making, which wants to be decoded.
             json_serializer=_same,
             json_deserializer=None if reflection else _same,
-            connect_args={"timeout": CONNECT_TIMEOUT_SECONDS, "server_settings": settings} | query,
+            connect_args={
+                "timeout": min(CONNECT_TIMEOUT_SECONDS, patience),
+                "command_timeout": None if wait_seconds is None else wait_seconds / 2,
+                "connection_class": KeptAliveConnection,
+                "server_settings": settings,
+            }
+            | query,
         )
-        return EnginePair(engine, engine)
+        return _Engines(engine)
 
     @override
     def hot_path(
@@ -145,8 +171,10 @@ class PostgreSQL(Dialect):
         *,
         join: bool = True,
         claim_timeout: float | None = None,
+        statement_seconds: float | None = None,
     ) -> HotPath:
-        return PostgreSQLHotPath(engines.writer, partition, claim_timeout)
+        idle = cast(_Engines, engines).idle
+        return PostgreSQLHotPath(engines.writer, partition, claim_timeout, statement_seconds, idle.break_all)
 
     @override
     def transaction_options(self, *, writing: bool, snapshot: bool) -> Mapping[str, Any]:

@@ -198,6 +198,11 @@ class _Connections:
         await connection.invalidate()
         await connection.close()
 
+    def break_idle(self) -> None:
+        """Break those that nobody uses, so that nobody will."""
+        for held in self._idle:
+            held.driver.terminate()
+
     async def close(self) -> None:
         """Close those that nobody uses."""
         while self._idle:
@@ -211,12 +216,17 @@ def _note_values(notes: Sequence[KeyNote]) -> dict[str, Any]:
 
 
 def _is_undone(error: BaseException) -> bool:
-    """Whether it is known that a statement did not take place whose connection broke.
+    """Whether it is known that a statement, or a commit, did not take place whose connection broke.
 
     Either the driver had not sent it yet, or the server said why it ends the session. It says nothing
     more to a client that it could not tell of a commit.
     """
-    return isinstance(error, InternalClientError) or isinstance(error.__cause__, AdminShutdownError)
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, InternalClientError | AdminShutdownError):
+            return True
+        link = getattr(link, "orig", None) or link.__cause__
+    return False
 
 
 async def _driver_of(connection: AsyncConnection) -> Any:
@@ -235,7 +245,16 @@ class PostgreSQLHotPath(HotPath):
 
     in_order = False
 
-    def __init__(self, engine: AsyncEngine, partition: str, claim_timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        partition: str,
+        claim_timeout: float | None = None,
+        statement_seconds: float | None = None,
+        break_pool: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._break_pool = break_pool
+        self._statement_seconds = statement_seconds
         self._claim_timeout = claim_timeout
         self._updates = statements.UPDATE_ATTEMPTS if claim_timeout is None else statements.UPDATE_HEARD_ATTEMPTS
         self._engine = engine
@@ -253,8 +272,13 @@ class PostgreSQLHotPath(HotPath):
                 self._checked = True
                 await _warn_of_loss(held.driver)
             try:
-                return await held.driver.fetch(statement.sql, *arguments)  # sql: of a HotStatement, made at import
+                # sql: of a HotStatement, made at import
+                return await held.driver.fetch(statement.sql, *arguments, timeout=self._statement_seconds)
             except Exception as error:
+                if isinstance(error, TimeoutError):
+                    # It may yet take place, whatever is sent on another connection.
+                    held.driver.terminate()
+                    self._suspect_all()
                 if not held.driver.is_closed():
                     raise
                 if writing and not _is_undone(error):
@@ -262,6 +286,12 @@ class PostgreSQLHotPath(HotPath):
                 raise DatabaseUnavailableError from error
 
         return await self._hot.use(run)
+
+    def _suspect_all(self) -> None:
+        """Where a session does not answer, those that nobody uses may not either: not to be tried one by one."""
+        for connections in (self._hot, self._pages):
+            connections.break_idle()
+        self._break_pool()
 
     @override
     async def close(self) -> None:
@@ -515,7 +545,10 @@ class PostgreSQLHotPath(HotPath):
             transaction = await connection.begin()
             try:
                 result = await connection.run_sync(work)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, TimeoutError):
+                    # Who does not answer is not asked to take it back: without its connection it will.
+                    await connection.invalidate()
                 await transaction.rollback()
                 raise
             driver = await _driver_of(connection)
@@ -523,7 +556,10 @@ class PostgreSQLHotPath(HotPath):
             try:
                 await transaction.commit()
             except Exception as error:
-                if written is not None and driver.is_closed():
+                silent = isinstance(error, TimeoutError)
+                if silent:
+                    await connection.invalidate()
+                if written is not None and (silent or driver.is_closed()) and not _is_undone(error):
                     raise CommitUnknownError(token=written, result=result) from error
                 raise
         return result

@@ -126,6 +126,7 @@ class SQLite(Dialect):
     """Time is the process's: one node, one clock."""
 
     name = "sqlite"
+    is_server = False
     parameters_per_statement = 32_000
 
     @override
@@ -139,7 +140,7 @@ class SQLite(Dialect):
         return True
 
     @override
-    def engines(self, url: URL, *, reflection: bool = False) -> EnginePair:
+    def engines(self, url: URL, *, reflection: bool = False, wait_seconds: float | None = None) -> EnginePair:
         _file_of(url)
         pragmas = _pragmas(url)
         address = url.set(drivername="sqlite+aiosqlite", query={})
@@ -156,6 +157,7 @@ class SQLite(Dialect):
         *,
         join: bool = True,
         claim_timeout: float | None = None,
+        statement_seconds: float | None = None,
     ) -> HotPath:
         return SQLiteHotPath(
             _file_of(url), _pragmas(url), partition, self.failure, join=join, claim_timeout=claim_timeout

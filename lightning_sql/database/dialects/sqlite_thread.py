@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import os
 import threading
 import time
@@ -24,7 +25,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 from sqlalchemy import Connection, Engine, Executable, NullPool, create_engine, event
 from sqlalchemy.engine import URL
 
-from lightning_sql.database.dialects.base import CommitUnknownError, Failure
+from lightning_sql.database.dialects.base import CommitUnknownError, Failure, FileLockedError
 from lightning_sql.database.dialects.sqlite_log import WriteAheadLog
 from lightning_sql.database.dialects.words import word
 
@@ -36,6 +37,10 @@ READERS: Final = 4
 JOINED_JOBS: Final = 32
 """How many jobs at most one transaction takes when they wait for the writer together."""
 CACHED_STATEMENTS: Final = 512
+LOCKED_SECONDS: Final = 3.0
+"""How long a transaction waits for the lock of the file before those who want it are told, and ask again."""
+FORGOTTEN_SECONDS: Final = 1.0
+"""After so long in which nobody asked for it, it is not known whether the lock was held all the time."""
 POLL_MILLISECONDS: Final = 2
 """How long SQLite itself waits for the lock before a writer asks again. Its own pauses grow to a tenth of
 a second, in which a process that writes without a break would get the lock again and again."""
@@ -135,7 +140,7 @@ class _Seat:
     def __init__(self, file: Path, begin: str, pragmas: Mapping[str, str], classify: _Classify) -> None:
         self._begin = begin
         self._writes = begin == BEGIN_WRITE
-        self._patience = int(pragmas["busy_timeout"]) / 1000
+        self._patience = min(int(pragmas["busy_timeout"]) / 1000, LOCKED_SECONDS)
         if self._writes:
             pragmas = {**pragmas, "busy_timeout": str(POLL_MILLISECONDS)}
         self._classify = classify
@@ -148,6 +153,9 @@ class _Seat:
         configure(self._engine, pragmas)
         self._opened: tuple[Connection, Cursor] | None = None
         self._log = WriteAheadLog(file)
+        self._locked_since = -math.inf
+        self._last_locked = -math.inf
+        """When others were found to hold the lock, first and last, whoever asked for it meanwhile."""
 
     def _open(self) -> tuple[Connection, Cursor]:
         if self._opened is None:
@@ -163,16 +171,26 @@ class _Seat:
                 opened[0].close()
 
     def _begun(self) -> tuple[Connection, Cursor]:
-        """The connection in a transaction, as soon as other processes let us."""
-        deadline = time.monotonic() + self._patience
+        """The connection in a transaction, as soon as other processes let us.
+
+        Raises:
+            FileLockedError: they have not for long. Those who wait for this thread are not to wait once more each.
+        """
         while True:
             try:
                 opened = self._open()
                 opened[1].execute(self._begin)
             except Exception as error:
-                if self._check(error) is not Failure.CONFLICT or time.monotonic() > deadline:
+                if self._check(error) is not Failure.CONFLICT:
                     raise
+                now = time.monotonic()
+                if now - self._last_locked > FORGOTTEN_SECONDS:
+                    self._locked_since = now
+                self._last_locked = now
+                if now - self._locked_since > self._patience:
+                    raise FileLockedError from error
             else:
+                self._last_locked = -math.inf
                 return opened
 
     def tend(self) -> None:
