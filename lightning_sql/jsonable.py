@@ -23,11 +23,13 @@ def _same(name: str) -> str:
     return name
 
 
-def rebuilt(value: Any, leaf: Callable[[Any], Any], name: Callable[[str], str] = _same) -> Any:
+def rebuilt(
+    value: Any, leaf: Callable[[Any], Any], name: Callable[[str], str] = _same, *, limit: int = NESTING_LIMIT
+) -> Any:
     """A copy of a JSON value with every leaf, and every name of a member, replaced; tuples become lists.
 
     Raises:
-        UnstorableValueError: it is nested deeper than `NESTING_LIMIT`.
+        UnstorableValueError: it is nested deeper than `limit` levels.
     """
     result: list[Any] = [None]
     pending: list[tuple[Any, Any, Any, int]] = [(value, result, 0, 0)]
@@ -36,7 +38,7 @@ def rebuilt(value: Any, leaf: Callable[[Any], Any], name: Callable[[str], str] =
         if not isinstance(source, dict | list | tuple):
             target[place] = leaf(source)
             continue
-        if depth >= NESTING_LIMIT:
+        if depth >= limit:
             raise UnstorableValueError(TOO_DEEP)
         if isinstance(source, dict):
             members = [(name(k) if isinstance(k, str) else k, v) for k, v in cast(dict[Any, Any], source).items()]

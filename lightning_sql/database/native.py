@@ -66,8 +66,8 @@ def _time(name: str, *, null: bool = True) -> Column[float]:
     return Column(name, Real, nullable=null)
 
 
-def _payload(name: str, *, null: bool = True) -> Column[Any]:
-    return Column(name, Payload, nullable=null)
+def _payload(name: str, *, null: bool = True, inside: int = 0) -> Column[Any]:
+    return Column(name, Payload(inside), nullable=null)
 
 
 ROLLOUTS: Final = Table(
@@ -195,7 +195,7 @@ RESOURCES: Final = Table(
     _time("create_time", null=False),
     _time("update_time", null=False),
     _integer("version"),
-    _payload("resources", null=False),
+    _payload("resources", null=False, inside=2),
     PrimaryKeyConstraint(PARTITION, "resources_id"),
 )
 Index(None, RESOURCES.c[PARTITION], RESOURCES.c.update_time)  # the latest resources

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -88,7 +89,8 @@ def _escape_leaf(value: Any) -> Any:
     if value is None or isinstance(value, int | float):
         return value
     if type(value) in _PARTS:
-        return _escape(_part(value))  # pydantic's own way would lose lone surrogates
+        # pydantic's own way would lose lone surrogates. A payload in it stands one level below it.
+        return _escape(_part(value), NESTING_LIMIT + 1)
     return _escape(to_jsonable_python(value, inf_nan_mode="constants"))
 
 
@@ -98,12 +100,13 @@ def _unescape_leaf(value: Any) -> Any:
     return value
 
 
-def _escape(value: Any) -> Any:
-    return rebuilt(value, _escape_leaf, encode_text)
+def _escape(value: Any, limit: int = NESTING_LIMIT) -> Any:
+    return rebuilt(value, _escape_leaf, encode_text, limit=limit)
 
 
 def _unescape(value: Any) -> Any:
-    return rebuilt(value, _unescape_leaf, decode_text)
+    # What is stored must come back, whatever it stood in when its depth was looked at.
+    return rebuilt(value, _unescape_leaf, decode_text, limit=sys.maxsize)
 
 
 def _part(value: Any) -> dict[str, Any]:
@@ -159,8 +162,12 @@ def _encode_plain(value: Any) -> str | None:
         return None
 
 
-def encode_json(value: Any) -> str:
+def encode_json(value: Any, *, inside: int = 0) -> str:
     """The value as JSON text that any JSON column holds.
+
+    Args:
+        value: a JSON value.
+        inside: how many levels above the payloads in it belong to the column and not to them.
 
     Raises:
         UnstorableValueError: it is nested too deep, or is no JSON value and cannot be made one.
@@ -172,9 +179,9 @@ def encode_json(value: Any) -> str:
         try:
             text = _dump(value)
             if _needs_another_look(text):
-                text = _dump(_escape(value))
+                text = _dump(_escape(value, NESTING_LIMIT + inside))
         except (ValueError, TypeError):  # a non-finite float, or something that is no JSON yet
-            text = _dump(_escape(value))
+            text = _dump(_escape(value, NESTING_LIMIT + inside))
     except RecursionError:
         raise UnstorableValueError(TOO_DEEP) from None
     except (ValueError, TypeError) as error:

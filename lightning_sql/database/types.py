@@ -34,14 +34,22 @@ class ExactText(TypeDecorator[str]):
 
 
 class Payload(TypeDecorator[Any]):
-    """Any JSON value, exactly; NULL is None."""
+    """Any JSON value, exactly; NULL is None.
+
+    Args:
+        inside: how many levels of a value are the column's own, above its payloads.
+    """
 
     impl = JSON_TEXT
     cache_ok = True
 
+    def __init__(self, inside: int = 0) -> None:
+        super().__init__()
+        self.inside = inside
+
     @override
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        return None if value is None else encode_json(value)
+        return None if value is None else encode_json(value, inside=self.inside)
 
     @override
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:

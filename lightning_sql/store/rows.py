@@ -259,7 +259,7 @@ def span_draft(span: Span) -> SpanDraft:
         None if span.context is None else encode_part(span.context),
         None if span.parent is None else encode_part(span.parent),
         encode_part(span.resource),
-        encode_json(span.model_extra) if span.model_extra else None,
+        encode_json(span.model_extra, inside=1) if span.model_extra else None,
     )
 
 
