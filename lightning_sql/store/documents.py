@@ -56,6 +56,9 @@ _LARGEST_NUMBER: Final = 2**63 - 1
 _TO_ESCAPE: Final = re.compile(rb"\\u(?:0000|001[aA])")
 
 
+_SPACE_BEHIND_A_NAME: Final = re.compile(r'"[ \t\r\n]+:')
+
+
 class _UnsureError(Exception):
     """The records must decide."""
 
@@ -355,9 +358,28 @@ def _check_lists(attributes: _Attributes) -> None:
             raise _UnsureError
 
 
+def _check_names(attributes: _Attributes, text: str) -> None:
+    """Each name stands there once and as it is: of several SQLite's `->>` takes the first, and it sees no escapes."""
+    colons = text.count('":')
+    if "\\" in text:
+        colons -= text.count('\\":')
+        place = 0
+        for name in attributes:
+            place = text.find(f'"{name}":', place)
+            if place < 0:
+                raise _UnsureError
+    if colons != len(attributes) or (_may_have_space(text) and _SPACE_BEHIND_A_NAME.search(text)):
+        raise _UnsureError
+
+
+def _may_have_space(text: str) -> bool:
+    return '" ' in text or "\n" in text or "\t" in text or "\r" in text
+
+
 def _attributes_text(raw: Raw) -> str:
     attributes = _attributes.decode(raw)
     text = str(raw, "utf-8")
+    _check_names(attributes, text)
     if "[" in text:
         _check_lists(attributes)
     return text
