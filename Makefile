@@ -50,6 +50,10 @@ test: $(VENV)/.dev ## run the whole test suite, on real PostgreSQL and SQLite
 test-fast: $(VENV)/.dev ## run the tests that are not marked slow (under a minute)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not slow" $(ARGS)
 
+.PHONY: properties
+properties: $(VENV)/.dev ## try each property of what comes in with 5,000 examples instead of some (hours)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --hypothesis-profile long -o timeout=0 tests/properties $(ARGS)
+
 .PHONY: soak
 soak: $(VENV)/.dev ## break everything that can break, over and over, and check that nothing is lost (MINUTES=10)
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(ARGS)

@@ -23,7 +23,15 @@ DATABASE = "postgresql://user@localhost/training"
 
 # These run this very suite, and would run this test again, or take long, or ask other machines: only what they would
 # do is looked at.
-DRY = ("make test", "make test-fast", "make lint", "make soak MINUTES=10", "make audit", "make restart")
+DRY = (
+    "make test",
+    "make test-fast",
+    "make lint",
+    "make soak MINUTES=10",
+    "make audit",
+    "make restart",
+    "make properties",
+)
 
 COMMANDS_IN = ("console", "sh", "bash", "shell")
 TEXT_IN = ("", "text")
