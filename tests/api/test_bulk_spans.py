@@ -147,8 +147,8 @@ async def test_what_cannot_be_stored_is_rejected_alone(
     bulk_client: Any, bulk_store: LightningStore, attempt: Attempt, form: Any
 ) -> None:
     spans = [
-        attempt.span(1, more=nested(NESTING_LIMIT - 1)),
-        attempt.span(2, more=nested(NESTING_LIMIT)),
+        attempt.span(1, more=nested(NESTING_LIMIT)),
+        attempt.span(2, more=nested(NESTING_LIMIT + 1)),
         attempt.span(3, sequence_id=2**62),
         attempt.span(4, span_id="\x00"),
         attempt.span(5, trace_id="x" * 513),
