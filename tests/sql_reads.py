@@ -34,5 +34,5 @@ async def members(store: SqlStore, name: str, rollout_id: str | None = None) -> 
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a string that stands in a document as it is, and that SQLite does not take for a path."""
-    return isinstance(value, str) and value != "" and all(letter.isalnum() or letter in " é_%'" for letter in value)
+    """Whether a value is a string that stands in a document as it is, and as a name is no path or index to SQLite."""
+    return isinstance(value, str) and value[:1].isalpha() and all(one.isalnum() or one in " é_%'" for one in value)
