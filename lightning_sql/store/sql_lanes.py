@@ -220,7 +220,7 @@ class Lanes:
                     return await self.hot.write(run)
             except CommitUnknownError as error:
                 unknown = error
-            if (took_place := await self._repeatedly(lambda: self.hot.took_place(unknown))) is None:
+            if (took_place := await self._told(unknown, lambda: self.hot.took_place(unknown))) is None:
                 raise unknown
             if not took_place:
                 raise DatabaseUnavailableError from unknown  # to be run again
@@ -262,7 +262,8 @@ class Lanes:
             if not unknown:
                 raise
             ids = [draft.rollout_id for draft in drafts]
-            rows = {row[0]: row[:_WIDTH] for row in await self.rollouts(ids)}
+            found = await self._told(CommitUnknownError(), lambda: self.hot.rollouts(ids, False))
+            rows = {row[0]: row[:_WIDTH] for row in found}
             if len(rows) < len(drafts):  # somebody else's key it was
                 raise
             return [rows[rollout_id] for rollout_id in ids]
@@ -298,13 +299,15 @@ class Lanes:
             except CommitUnknownError as error:
                 breaks += 1
                 unknown = error
-            if breaks == _MOST_BREAKS or not await self._repeatedly(lambda: self.hot.is_over(unknown)):  # noqa: B023
+            if breaks == _MOST_BREAKS or not await self._told(unknown, lambda: self.hot.is_over(unknown)):  # noqa: B023
                 raise unknown
-            given = await self._given_out(claims)
+            given = await self._given_out(claims, unknown)
             if given is not None:
                 return given
 
-    async def _given_out(self, claims: Sequence[Claim]) -> tuple[float, list[list[Row]]] | None:
+    async def _given_out(
+        self, claims: Sequence[Claim], unknown: CommitUnknownError
+    ) -> tuple[float, list[list[Row]]] | None:
         """What claims got whose statement is over; None if they got nothing, or nothing that still is theirs.
 
         They are all in one statement, and nobody knows of these attempts yet. So what is found is what all
@@ -332,7 +335,8 @@ class Lanes:
                 ATTEMPTS.c.attempt_id.in_(wanted),
             )
         )
-        found = {row[_WIDTH]: row for row in await self.fetch(statement) if row[_WIDTH + 2] == wanted.get(row[_WIDTH])}
+        rows = await self._told(unknown, lambda: self.hot.fetch(statement))
+        found = {row[_WIDTH]: row for row in rows if row[_WIDTH + 2] == wanted.get(row[_WIDTH])}
         if not found:
             return None
         given = [[found[id_][: _WIDTH + 2] for id_ in claim.attempt_ids if id_ in found] for claim in claims]
@@ -359,6 +363,17 @@ class Lanes:
 
     async def _beat_workers(self, beats: list[WorkerBeat]) -> Sequence[Row | Exception]:
         return await self._repeatedly(lambda: self.hot.beat_workers(beats, self.now()))
+
+    async def _told(self, unknown: CommitUnknownError, ask: Callable[[], Awaitable[R]]) -> R:
+        """What the database says of a write whose connection broke, as soon as it is back.
+
+        Raises:
+            CommitUnknownError: it does not come back in time; nobody must take the write for undone.
+        """
+        try:
+            return await self._database.retried(ask, repeatable=True)
+        except DatabaseUnavailableError as error:
+            raise unknown from error
 
     async def _once(self, call: Callable[[], Awaitable[R]]) -> R:
         """A statement whose caller waits for a database that is away, and sends it again."""
