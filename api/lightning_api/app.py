@@ -15,10 +15,11 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
+from lightning_api.calls import Service
 from lightning_api.documentation import documentation_of
 from lightning_api.edge import Edge
 from lightning_api.errors import failure, failure_of
-from lightning_api.operations import Endpoint, Operation, Service
+from lightning_api.operations import Endpoint, Operation
 from lightning_api.routes import OPERATIONS
 from lightning_api.settings import Settings
 from lightning_api.shortcuts import Shortcuts

@@ -13,8 +13,9 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core.core_schema import DataclassField, ModelField, TypedDictField
 from typing_extensions import TypedDict
 
+from lightning_api.calls import Call
 from lightning_api.edge import UNGUARDED
-from lightning_api.operations import Call, JsonBody, Nothing, Operation, QueryString, operation
+from lightning_api.operations import JsonBody, Nothing, Operation, QueryString, operation
 from lightning_api.payloads import encode_json
 from lightning_api.replies import Reply
 from lightning_api.settings import Settings

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from lightning_api.operations import Call
+    from lightning_api.calls import Call
 
 __all__ = ["LOOK_SECONDS", "Hangups"]
 

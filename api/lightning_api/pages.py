@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from lightning_api.calls import Call
 from lightning_api.models import Page
-from lightning_api.operations import Call
 from lightning_api.replies import JSON_HEADERS, Reply, Stream
 from lightning_sql.store.row_json import RowForm
 from lightning_sql.store.row_store import RowPage

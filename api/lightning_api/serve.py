@@ -20,9 +20,9 @@ import uvloop
 
 from lightning_api.accepting import Acceptor, most_connections
 from lightning_api.app import UNLIMITED, create_app, service_of
+from lightning_api.calls import Service
 from lightning_api.connections import IDLE_SECONDS, SWEEP_SECONDS, end_silent
 from lightning_api.logs import configure_logging, log_lost_error
-from lightning_api.operations import Service
 from lightning_api.protocol import LightningProtocol
 from lightning_api.settings import Settings
 from lightning_sql.errors import ConfigurationError

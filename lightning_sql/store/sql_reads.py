@@ -108,6 +108,17 @@ class SqlReads(LightningStore, RowStore):
 
     # Rollouts
 
+    async def _queued(self, most: int) -> int:
+        """How many rollouts are in the queue, counted up to `most`."""
+        queued = (
+            select(ROLLOUTS.c.queue_position)
+            .where(ROLLOUTS.c[PARTITION] == self._partition, ROLLOUTS.c.queue_position.is_not(None))
+            .limit(most)
+            .subquery()
+        )
+        [[count]] = await self._lanes.fetch(select(func.count()).select_from(queued))
+        return count
+
     @override
     async def rollout_page(self, query: RolloutQuery) -> RowPage:
         await self._pass_gate()

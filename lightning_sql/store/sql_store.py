@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar, cast, get_args
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, TypeAdapter
-from sqlalchemy import func, select
+from sqlalchemy import select
 from typing_extensions import override
 
 from lightning_sql import lifecycle
@@ -311,17 +311,6 @@ class SqlStore(SqlSpans):
         note = note_of(idempotency_key)
         claim = Claim(stored_text(worker_id), attempt_ids, note)
         return await once(lanes, note, lambda: lanes.claim(claim), lanes.attempts_of)
-
-    async def _queued(self, most: int) -> int:
-        """How many rollouts are in the queue, counted up to `most`."""
-        queued = (
-            select(ROLLOUTS.c.queue_position)
-            .where(ROLLOUTS.c[PARTITION] == self._partition, ROLLOUTS.c.queue_position.is_not(None))
-            .limit(most)
-            .subquery()
-        )
-        [[count]] = await self._lanes.fetch(select(func.count()).select_from(queued))
-        return count
 
     @override
     async def dequeue_rollout(

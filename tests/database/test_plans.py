@@ -23,8 +23,9 @@ from lightning_sql.database.dialects.hot import (
     WorkerBeat,
 )
 from lightning_sql.database.dialects.hot_statement import HotStatement
-from lightning_sql.database.dialects.postgresql_hot import HOT_SETTINGS, PostgreSQLHotPath, QueueFront
+from lightning_sql.database.dialects.postgresql_hot import HOT_SETTINGS, PostgreSQLHotPath
 from lightning_sql.database.dialects.postgresql_statements import CLAIM, STATEMENTS
+from lightning_sql.database.dialects.queue_front import QueueFront
 from lightning_sql.database.engine import Database
 from lightning_sql.database.reading import KeptReading, Reading
 from lightning_sql.store.row_store import RolloutQuery, SpanQuery

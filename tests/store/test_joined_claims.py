@@ -5,12 +5,8 @@ import asyncio
 import pytest
 
 from lightning_sql.database.dialects.hot import Claim
-from lightning_sql.database.dialects.postgresql_hot import (
-    FRONT_AGE_SECONDS,
-    FULL_SCAN_SECONDS,
-    PostgreSQLHotPath,
-    QueueFront,
-)
+from lightning_sql.database.dialects.postgresql_hot import PostgreSQLHotPath
+from lightning_sql.database.dialects.queue_front import FRONT_AGE_SECONDS, FULL_SCAN_SECONDS, QueueFront
 from lightning_sql.store.sql_store import SqlStore
 from tests.native_laws import rows_of
 

@@ -10,9 +10,10 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
+from lightning_api.calls import Call
 from lightning_api.errors import InvalidPartError, problem_of, rejection
 from lightning_api.models import SpanList, SpansReceipt
-from lightning_api.operations import Call, JsonBody, Operation, operation
+from lightning_api.operations import JsonBody, Operation, operation
 from lightning_api.payloads import BODY_DEPTH, MalformedJsonError, UndecodableBodyError, decode_json, encode_json
 from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_sql.errors import UnstorableValueError

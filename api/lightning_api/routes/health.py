@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from lightning_api.calls import Call
 from lightning_api.errors import problem
 from lightning_api.models import Statistics
-from lightning_api.operations import Call, Nothing, Operation, operation
+from lightning_api.operations import Nothing, Operation, operation
 from lightning_api.replies import Reply
 from lightning_sql.errors import LightningError
 from lightning_sql.store.interface import StoreStatistics

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from lightning_api.calls import Call
 from lightning_api.errors import problem_of
 from lightning_api.models import Listing, RolloutListing, SpanListing
-from lightning_api.operations import Call, Operation, QueryString, operation
+from lightning_api.operations import Operation, QueryString, operation
 from lightning_api.replies import Reply, Stream
 from lightning_api.routes.rollouts import find_rollouts
 from lightning_api.routes.spans import find_spans

@@ -7,8 +7,9 @@ import logging
 from typing import Final
 
 from lightning_api import otlp
+from lightning_api.calls import Call
 from lightning_api.errors import status_and_reason
-from lightning_api.operations import Call, Nothing, Operation, operation
+from lightning_api.operations import Nothing, Operation, operation
 from lightning_api.replies import Reply
 
 __all__ = ["OPERATIONS"]

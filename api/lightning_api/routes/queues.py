@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from lightning_api.calls import Call
 from lightning_api.models import DequeueRequest, EnqueueRequest
-from lightning_api.operations import Call, JsonBody, Operation, operation
+from lightning_api.operations import JsonBody, Operation, operation
 from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_api.routes.rollouts import without_attempt
 from lightning_sql.records import AttemptedRollout, Rollout

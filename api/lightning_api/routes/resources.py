@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from lightning_api.calls import Call
 from lightning_api.models import ResourcesQuery
-from lightning_api.operations import Call, JsonBody, Nothing, Operation, QueryString, operation
+from lightning_api.operations import JsonBody, Nothing, Operation, QueryString, operation
 from lightning_sql.records import NamedResources, PaginatedResult, ResourcesUpdate
 
 __all__ = ["OPERATIONS"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from lightning_api.calls import Call
 from lightning_api.models import RolloutQuery, RolloutUpdate, StartRolloutRequest, changes_of
-from lightning_api.operations import Call, JsonBody, Nothing, Operation, QueryString, operation
+from lightning_api.operations import JsonBody, Nothing, Operation, QueryString, operation
 from lightning_api.pages import page_reply
 from lightning_api.replies import JSON_HEADERS, Reply, Stream
 from lightning_sql.errors import RecordNotFoundError

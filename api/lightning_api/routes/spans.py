@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from lightning_api.calls import Call
 from lightning_api.models import NextSequenceRequest, SequenceNumber, SpanQuery
-from lightning_api.operations import Call, JsonBody, Operation, QueryString, operation
+from lightning_api.operations import JsonBody, Operation, QueryString, operation
 from lightning_api.pages import page_reply
 from lightning_api.replies import JSON_HEADERS, Reply, Stream
 from lightning_sql.records import PaginatedResult, Span

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
+from lightning_api.calls import Call, ClientGoneError
 from lightning_api.models import WaitRequest
-from lightning_api.operations import Call, ClientGoneError, JsonBody, Operation, operation
+from lightning_api.operations import JsonBody, Operation, operation
 from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_api.routes.rollouts import without_attempt
 from lightning_sql.records import Rollout

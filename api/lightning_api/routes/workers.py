@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from lightning_api.calls import Call
 from lightning_api.models import WorkerQuery, WorkerUpdate, changes_of
-from lightning_api.operations import Call, JsonBody, Nothing, Operation, QueryString, operation
+from lightning_api.operations import JsonBody, Nothing, Operation, QueryString, operation
 from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_sql.records import PaginatedResult, Worker
 from lightning_sql.store import documents, row_json

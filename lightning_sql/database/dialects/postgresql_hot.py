@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from asyncpg.exceptions import AdminShutdownError, InternalClientError
 from sqlalchemy import ColumnElement, Connection, Double, Executable, Table, extract, func, select, text
 from sqlalchemy import cast as sql_cast
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import override
 
 from lightning_sql.database.dialects import postgresql_statements as statements
@@ -33,20 +28,21 @@ from lightning_sql.database.dialects.hot import (
     WorkerBeat,
 )
 from lightning_sql.database.dialects.hot_statement import HotStatement
+from lightning_sql.database.dialects.postgresql_connections import Connections, Held, driver_of, is_undone, warn_of_loss
 from lightning_sql.database.dialects.postgresql_outcome import (
     BackendSession,
     current_transaction,
     end_session,
-    session_of,
     took_place,
 )
+from lightning_sql.database.dialects.queue_front import QueueFront
 from lightning_sql.database.dialects.words import word
 from lightning_sql.database.native import ORDERS, ROLLOUT_COLUMNS, TABLES
 from lightning_sql.database.payload import encode_text
 from lightning_sql.database.reading import KeptReading, Reading
 from lightning_sql.errors import DatabaseUnavailableError
 
-__all__ = ["PostgreSQLHotPath", "QueueFront"]
+__all__ = ["PostgreSQLHotPath"]
 
 logger: Final = logging.getLogger(__name__)
 
@@ -59,10 +55,6 @@ PAGE_CONNECTIONS: Final = 4
 
 GROWN_BY_ROWS: Final = 200
 """So many rows and as many as there were: a table has grown."""
-
-FULL_SCAN_SECONDS: Final = 0.5
-FRONT_AGE_SECONDS: Final = 0.5
-FRONT_NOTE_SECONDS: Final = 0.1
 
 _ROLLOUT_WIDTH: Final = len(ROLLOUT_COLUMNS)
 _SPAN_FIELDS: Final = SpanDraft._fields
@@ -96,148 +88,10 @@ def _analyze_grown_tables(connection: Connection) -> Sequence[str]:
     return grown
 
 
-class QueueFront:
-    """From which queue position on a claim need look.
-
-    What is claimed leaves dead entries at the front of the queue's index, and while an old snapshot is
-    open nothing can clear them away: each claim would pass over all of them. Positions only grow, so
-    what was the front a while ago has nothing before it, but for two oddities: a rollout that was
-    queued by a statement that took longer than that while, and one whose claim was rolled back. A
-    claim that looks at the whole queue finds those: now and then, and when there is nothing behind the front.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._looked = -FULL_SCAN_SECONDS
-        self._fronts: deque[tuple[float, int]] = deque()
-        self._floor = 0
-
-    def floor(self) -> int:
-        """The position after which to look; 0 looks at the whole queue."""
-        now = self._clock()
-        if now - self._looked >= FULL_SCAN_SECONDS:
-            self._looked = now
-            return 0
-        while self._fronts and now - self._fronts[0][0] >= FRONT_AGE_SECONDS:
-            self._floor = self._fronts.popleft()[1] - 1
-        return self._floor
-
-    def forget(self) -> None:
-        """Look at the whole queue until there are new notes that are old enough."""
-        self._fronts.clear()
-        self._floor = 0
-
-    def seen(self, position: int) -> None:
-        """Note the position of the first rollout that a claim found."""
-        now = self._clock()
-        # Something old came back, or came late: what was noted behind it is no front for what may follow it.
-        while self._fronts and self._fronts[-1][1] > position:
-            self._fronts.pop()
-        self._floor = min(self._floor, position - 1)
-        if not self._fronts or now - self._fronts[-1][0] >= FRONT_NOTE_SECONDS:
-            self._fronts.append((now, position))
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A connection that is kept, and the driver's own one below it."""
-
-    connection: AsyncConnection
-    driver: Any
-    session: BackendSession | None
-
-
-class _Connections:
-    """Connections that are checked out of the engine's pool and kept, each for one caller at a time."""
-
-    def __init__(self, engine: AsyncEngine, most: int, settings: str | None = None) -> None:
-        self._engine = engine
-        self._settings = settings
-        self._idle: list[_Held] = []
-        self._free = asyncio.Semaphore(most)
-
-    async def use(self, work: Callable[[_Held], Awaitable[R]]) -> R:
-        """Work with a connection in autocommit, which is thrown away if that raises."""
-        async with self._free:
-            held = await self._checked_out()
-            try:
-                result = await work(held)
-            except BaseException:
-                # Whatever state it is in, nobody else shall find out.
-                await self._discard(held.connection)
-                raise
-            self._idle.append(held)
-            return result
-
-    async def _checked_out(self) -> _Held:
-        while self._idle:
-            held = self._idle.pop()
-            if not held.driver.is_closed():
-                return held
-            await self._discard(held.connection)
-        connection = self._engine.connect()
-        await connection.start()
-        driver = await _driver_of(connection)
-        session: BackendSession | None = None
-        try:
-            await connection.execution_options(isolation_level="AUTOCOMMIT")
-            if self._settings is not None:
-                await driver.execute(self._settings)
-                session = await session_of(driver)
-        except BaseException as error:
-            broken = driver.is_closed()
-            await self._discard(connection)
-            if broken and isinstance(error, Exception):
-                raise DatabaseUnavailableError from error
-            raise
-        return _Held(connection, driver, session)
-
-    @staticmethod
-    async def _discard(connection: AsyncConnection) -> None:
-        # Its settings are its own, so it does not go back to the pool.
-        await connection.invalidate()
-        await connection.close()
-
-    def break_idle(self) -> None:
-        """Break those that nobody uses, so that nobody will."""
-        for held in self._idle:
-            held.driver.terminate()
-
-    async def close(self) -> None:
-        """Close those that nobody uses."""
-        while self._idle:
-            await self._discard(self._idle.pop().connection)
-
-
 def _note_values(notes: Sequence[KeyNote]) -> dict[str, Any]:
     """The values of `statements`' notes."""
     keys, routes, fingerprints, parts = zip(*notes, strict=True)
     return {"note_keys": keys, "note_parts": parts, "note_routes": routes, "note_prints": fingerprints}
-
-
-def _is_undone(error: BaseException) -> bool:
-    """Whether it is known that a statement, or a commit, did not take place whose connection broke.
-
-    Either the driver had not sent it yet, or the server said why it ends the session. It says nothing
-    more to a client that it could not tell of a commit.
-    """
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, InternalClientError | AdminShutdownError):
-            return True
-        link = getattr(link, "orig", None) or link.__cause__
-    return False
-
-
-async def _driver_of(connection: AsyncConnection) -> Any:
-    return (await connection.get_raw_connection()).driver_connection
-
-
-async def _warn_of_loss(driver: Any) -> None:
-    """Say so when what this database acknowledges need not be on disk."""
-    query = "SELECT name FROM pg_settings WHERE name IN ('synchronous_commit', 'fsync') AND setting = 'off'"
-    for [name] in await driver.fetch(query):
-        logger.warning("%s is off in this database: what is acknowledged can be lost in a crash", name)
 
 
 class PostgreSQLHotPath(HotPath):
@@ -260,17 +114,17 @@ class PostgreSQLHotPath(HotPath):
         self._engine = engine
         self._partition = encode_text(partition)
         self._checked = False
-        self._hot = _Connections(engine, HOT_CONNECTIONS, HOT_SETTINGS)
-        self._pages = _Connections(engine, PAGE_CONNECTIONS)
+        self._hot = Connections(engine, HOT_CONNECTIONS, HOT_SETTINGS)
+        self._pages = Connections(engine, PAGE_CONNECTIONS)
         self._front = QueueFront()
 
     async def _run(self, statement: HotStatement, values: Mapping[str, Any], *, writing: bool = True) -> list[Any]:
         arguments = statement.arguments(values)
 
-        async def run(held: _Held) -> list[Any]:
+        async def run(held: Held) -> list[Any]:
             if not self._checked:
                 self._checked = True
-                await _warn_of_loss(held.driver)
+                await warn_of_loss(held.driver)
             try:
                 # sql: of a HotStatement, made at import
                 return await held.driver.fetch(statement.sql, *arguments, timeout=self._statement_seconds)
@@ -281,7 +135,7 @@ class PostgreSQLHotPath(HotPath):
                     self._suspect_all()
                 if not held.driver.is_closed():
                     raise
-                if writing and not _is_undone(error):
+                if writing and not is_undone(error):
                     raise CommitUnknownError(token=held.session) from error
                 raise DatabaseUnavailableError from error
 
@@ -506,7 +360,7 @@ class PostgreSQLHotPath(HotPath):
         return await self._asked(statement, {})
 
     async def _asked(self, statement: Executable, values: Mapping[str, Any]) -> Sequence[Row]:
-        async def run(held: _Held) -> Sequence[Row]:
+        async def run(held: Held) -> Sequence[Row]:
             rows = (await held.connection.execute(statement, values)).all()
             await held.connection.rollback()
             return rows
@@ -521,7 +375,7 @@ class PostgreSQLHotPath(HotPath):
             return await self._asked(reading.statement, values), False
         sql, arguments = reading.on(self._engine.dialect, values)
 
-        async def run(held: _Held) -> Sequence[Row]:
+        async def run(held: Held) -> Sequence[Row]:
             try:
                 return await held.driver.fetch(sql, *arguments)  # sql: compiled by SQLAlchemy, its values bound
             except Exception as error:
@@ -551,7 +405,7 @@ class PostgreSQLHotPath(HotPath):
                     await connection.invalidate()
                 await transaction.rollback()
                 raise
-            driver = await _driver_of(connection)
+            driver = await driver_of(connection)
             written = None if options["postgresql_readonly"] else await current_transaction(driver)
             try:
                 await transaction.commit()
@@ -559,7 +413,7 @@ class PostgreSQLHotPath(HotPath):
                 silent = isinstance(error, TimeoutError)
                 if silent:
                     await connection.invalidate()
-                if written is not None and (silent or driver.is_closed()) and not _is_undone(error):
+                if written is not None and (silent or driver.is_closed()) and not is_undone(error):
                     raise CommitUnknownError(token=written, result=result) from error
                 raise
         return result

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
 from sqlite3 import Cursor
@@ -27,6 +26,7 @@ from sqlalchemy.engine import URL
 
 from lightning_sql.database.dialects.base import CommitUnknownError, Failure, FileLockedError
 from lightning_sql.database.dialects.sqlite_log import WriteAheadLog
+from lightning_sql.database.dialects.sqlite_reading import bounded
 from lightning_sql.database.dialects.words import word
 
 __all__ = ["BEGIN_READ", "BEGIN_WRITE", "READERS", "Threads", "configure", "open_threads"]
@@ -107,22 +107,6 @@ def _settle(answers: Sequence[_Answer]) -> None:
 def _deliver(loop: asyncio.AbstractEventLoop, answers: Sequence[_Answer]) -> None:
     with suppress(RuntimeError):  # the loop was closed, and nobody waits any more
         loop.call_soon_threadsafe(_settle, answers)
-
-
-def _bounded(cursor: Cursor, most_bytes: int, heavy: Sequence[int]) -> tuple[list[Any], bool]:
-    if not heavy:
-        return cursor.fetchall(), False
-    payloads = itemgetter(slice(heavy[0], heavy[0] + 1)) if len(heavy) == 1 else itemgetter(*heavy)
-    rows: list[Any] = []
-    left = most_bytes
-    for row in cursor:
-        rows.append(row)
-        for text in payloads(row):
-            if text is not None:
-                left -= len(text) if text.isascii() else 3 * len(text)
-        if left <= 0:
-            return rows, True
-    return rows, False
 
 
 def _new_job(run: Callable[[_Seat, Any], Any], work: Any) -> _Job:
@@ -249,7 +233,7 @@ class _Seat:
     ) -> tuple[Sequence[Any], bool]:
         """The rows of one statement until they have so many bytes, and whether that was before the end."""
         statement, values, most_bytes, heavy = asked
-        return self._fetched(statement, values, lambda cursor: _bounded(cursor, most_bytes, heavy))
+        return self._fetched(statement, values, lambda cursor: bounded(cursor, most_bytes, heavy))
 
     def fetch_text(self, asked: tuple[str, Sequence[Any], int, Sequence[int]]) -> tuple[Sequence[Any], bool]:
         """As `fetch_bounded`, for a statement in SQLite's own words."""
@@ -257,7 +241,7 @@ class _Seat:
         cursor: Cursor | None = None
         try:
             cursor = cast(Cursor, self._open()[0].connection.cursor())
-            return _bounded(cursor.execute(sql, arguments), most_bytes, heavy)
+            return bounded(cursor.execute(sql, arguments), most_bytes, heavy)
         except Exception as error:
             self._check(error)
             raise
