@@ -8,7 +8,7 @@ import pytest
 
 from lightning_sql.errors import InvalidRequestError
 from lightning_sql.records import RolloutConfig
-from lightning_sql.store import collection_store, sql_store
+from lightning_sql.store import collection_writes, sql_store
 from lightning_sql.store.factory import open_store
 from lightning_sql.store.interface import LightningStore
 from tests.backends import COLLECTIONS, POSTGRES, SQLITE, START, Clock, NewStore
@@ -100,7 +100,7 @@ async def test_another_process_wakes_a_waiter(open_another: OpenStore) -> None:
 async def test_what_finishes_here_wakes_a_waiter_without_a_poll(
     new_store: NewStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, kind: str, outcome: str
 ) -> None:
-    for module in (collection_store, sql_store):
+    for module in (collection_writes, sql_store):
         monkeypatch.setattr(module, "POLL_SECONDS", 3600.0)
     async with new_store(kind) as store:
         started = await store.start_rollout(1, config=RolloutConfig(timeout_seconds=1.0))

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import delete, update
 
 from lightning_api.cli import main
+from lightning_api.load import Calls
 from lightning_sql.database.dialects.hot import SpanOutcome
 from lightning_sql.database.native import ATTEMPTS, ROLLOUTS
 from lightning_sql.database.schema import PARTITION
@@ -57,6 +58,11 @@ def guess() -> None:
             return [[SpanOutcome.STORED] * len(batch.spans) for batch in batches]
 
     Lanes._add_spans = add
+
+
+def take_everything() -> None:
+    """However many calls are in flight, another one is taken on."""
+    Calls.are_full_with = lambda _self, _more: False
 
 
 def forget_keys() -> None:
@@ -180,7 +186,10 @@ def wake_confused() -> None:
     SqlStore.sweep = confused
 
 
-MODES = {mode.__name__: mode for mode in (acknowledge_early, guess, undo, forget_keys, give_back, wake_confused)}
+MODES = {
+    mode.__name__: mode
+    for mode in (acknowledge_early, guess, undo, forget_keys, give_back, wake_confused, take_everything)
+}
 
 if __name__ == "__main__":
     MODES[sys.argv.pop(1)]()

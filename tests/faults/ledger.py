@@ -112,6 +112,12 @@ def _is_keyed(name: str) -> bool:
     return name.startswith("own")
 
 
+def _task_of(stored: str | None) -> str:
+    """Whose a rollout is, by its input; that of nobody's crew may be anything."""
+    content = None if stored is None else json.loads(stored)
+    return str(content.get("task", "")) if isinstance(content, dict) else ""
+
+
 async def check(ledger: Ledger, store: SqlStore) -> Report:
     """Compare a ledger with the database of a store that nobody writes to any more."""
     report = Report()
@@ -151,7 +157,7 @@ async def check(ledger: Ledger, store: SqlStore) -> Report:
     report.orphans += [
         f"rollout {rollout_id}"
         for rollout_id, (_, task) in rollouts.items()
-        if _is_keyed(json.loads(task)["task"]) and rollout_id not in ledger.enqueued
+        if _is_keyed(_task_of(task)) and rollout_id not in ledger.enqueued
     ]
     report.orphans += [
         f"attempt {key}" for key, row in attempts.items() if _is_keyed(row[2] or "") and key not in claimed

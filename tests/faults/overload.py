@@ -110,19 +110,21 @@ async def _watch(server: psutil.Process, port: int, name: str, outcome: Outcome)
             await asyncio.sleep(WATCH_SECONDS)
 
 
-async def overload(database_url: str, folder: Path, seconds: float, *, options: Sequence[str] = ()) -> Outcome:
+async def overload(
+    database_url: str, folder: Path, seconds: float, *, module: Sequence[str] = ("lightning_api",)
+) -> Outcome:
     """Serve an empty database, and offer the server what it can take, ten times that, and what it can take again.
 
     Args:
         database_url: the database.
         folder: for logs.
         seconds: how long each of the three phases takes.
-        options: of the server.
+        module: what runs as a server.
     """
     outcome = Outcome()
     await prepare_database(database_url)
     async with AsyncExitStack() as stack:
-        server = Server(database_url, folder / "server.log", ("lightning_api",), options)
+        server = Server(database_url, folder / "server.log", module)
         stack.push_async_callback(server.kill)
         await server.start()
         assert server.process is not None

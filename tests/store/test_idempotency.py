@@ -52,6 +52,15 @@ async def test_a_key_is_written_with_ids_and_nothing_else(store: SqlStore) -> No
     ]
 
 
+async def test_a_span_of_empty_texts(store: SqlStore) -> None:
+    [rollout] = await started(store)
+    span = make_span(*key_of(rollout), "", trace_id="", parent_id="", name="")
+    for _ in range(2):
+        assert (await store.import_spans([span], idempotency_key=a_key("k"))).stored == [span]
+    await store.enqueue_rollout(1)
+    assert await store.dequeue_rollout("", idempotency_key=a_key("claim")) is not None
+
+
 async def test_keyed_calls_join(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: Counter[str] = Counter()
 

@@ -410,10 +410,10 @@ class PostgreSQLHotPath(HotPath):
             try:
                 await transaction.commit()
             except Exception as error:
-                silent = isinstance(error, TimeoutError)
-                if silent:
-                    await connection.invalidate()
-                if written is not None and (silent or driver.is_closed()) and not is_undone(error):
+                broken = isinstance(error, TimeoutError) or driver.is_closed()
+                if broken:
+                    await connection.invalidate()  # there is nobody to roll anything back
+                if written is not None and broken and not is_undone(error):
                     raise CommitUnknownError(token=written, result=result) from error
                 raise
         return result

@@ -198,6 +198,7 @@ def _noted_spans(given: Given) -> str:
 
 def _add_spans(given: Given, refused: str = "", accepted: str = "true", *, noted: bool = False) -> str:
     kinds = _SPAN_KINDS | {"note": "integer"} if noted else _SPAN_KINDS
+    short = () if noted else _SPAN_SHORT  # a single span may have an empty text, which a list of one could not be
     return f"""
 WITH attempt AS MATERIALIZED (
     -- The pairs come sorted, so that every statement locks in the same order.
@@ -212,7 +213,7 @@ WITH attempt AS MATERIALIZED (
     ) a
 ),
 given AS MATERIALIZED (
-    SELECT nextval('spans_order') AS seq, u.* FROM {given.rows(kinds, "u", place="ord", short=_SPAN_SHORT)}
+    SELECT nextval('spans_order') AS seq, u.* FROM {given.rows(kinds, "u", place="ord", short=short)}
 ),
 {refused}stored AS (
     INSERT INTO spans (partition_id, rollout_id, attempt_id, seq, {", ".join(_SPAN_GIVEN)})
