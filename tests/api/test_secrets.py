@@ -141,7 +141,7 @@ async def test_representations(sqlite_url: str) -> None:
     ],
 )
 async def test_the_client_shows_its_address_without_secrets(url: str) -> None:
-    async with LightningClient(url) as client:
+    async with LightningClient(url, retry_seconds=0) as client:
         with pytest.raises(DatabaseUnavailableError) as caught:
             await client.add_resources({})
     assert "127.0.0.1:1" in str(caught.value)
