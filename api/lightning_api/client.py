@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections import defaultdict
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, cast
@@ -32,6 +31,7 @@ from lightning_sql.records import (
     given,
 )
 from lightning_sql.store.interface import SpanReceipt
+from lightning_sql.store.transaction import LATEST
 
 __all__ = ["LightningClient"]
 
@@ -99,7 +99,7 @@ class LightningClient(ClientReads):
             connect_seconds=connect_seconds,
             retry_seconds=retry_seconds,
         )
-        self._open_claims: dict[tuple[int, str | None], list[str]] = defaultdict(list)
+        self._open_claims: dict[tuple[int, str | None], list[str]] = {}
 
     @override
     async def sweep(self) -> int:
@@ -173,7 +173,17 @@ class LightningClient(ClientReads):
         if idempotency_key is not None:
             claimed, _ = await self._claim(limit, worker_id, _key_text(idempotency_key))
             return claimed
-        open_claims = self._open_claims[limit, worker_id]
+        open_claims = self._open_claims.setdefault((limit, worker_id), [])
+        try:
+            return await self._claim_again(limit, worker_id, open_claims)
+        finally:
+            if not open_claims:
+                self._open_claims.pop((limit, worker_id), None)
+
+    async def _claim_again(
+        self, limit: int, worker_id: str | None, open_claims: list[str]
+    ) -> Sequence[AttemptedRollout]:
+        """Claim, first under the keys of claims whose answers never came."""
         while True:
             asked_before = bool(open_claims)
             key = open_claims.pop(0) if asked_before else _key_text(None)
@@ -188,7 +198,7 @@ class LightningClient(ClientReads):
                 if repeated or asked_before:
                     open_claims.append(key)  # an earlier try may still be on its way
                 return claimed
-            if not asked_before:
+            if not (asked_before or repeated):
                 return claimed
             # Its answer comes late: what the watchdog ended meanwhile is nobody's to work on.
             alive = [rollout for rollout in claimed if rollout.attempt.status in _WORKED_ON]
@@ -259,7 +269,9 @@ class LightningClient(ClientReads):
             }
         )
         path = f"/v1/agl/rollouts/{self._existing(rollout_id)}/attempts/{self._existing(attempt_id)}"
-        return Attempt.model_validate(await self._transport.write(path, changes))
+        # The second time, the latest attempt may be another one.
+        changed, _ = await self._transport.write_again(path, changes, repeatable=attempt_id != LATEST)
+        return Attempt.model_validate(changed)
 
     @override
     async def add_span(self, span: Span) -> Span | None:

@@ -145,12 +145,24 @@ class Transport:
         answer, _ = await self._persistently("POST", path, content, key)
         return answer
 
-    async def write_again(self, path: str, content: Any, *, key: str | None = None) -> tuple[Any, bool]:
-        """As `write`; the answer, and whether it is that of a repeat, so that an earlier try may have taken place."""
-        return await self._persistently("POST", path, content, key)
+    async def write_again(
+        self, path: str, content: Any, *, key: str | None = None, repeatable: bool = True
+    ) -> tuple[Any, bool]:
+        """As `write`; the answer, and whether it is that of a repeat, so that an earlier try may have taken place.
+
+        What is not `repeatable` is made again only if it was never sent.
+        """
+        return await self._persistently("POST", path, content, key, repeatable=repeatable)
 
     async def _persistently(
-        self, method: str, path: str, content: Any, key: str | None, extra_seconds: float = 0.0
+        self,
+        method: str,
+        path: str,
+        content: Any,
+        key: str | None,
+        extra_seconds: float = 0.0,
+        *,
+        repeatable: bool = True,
     ) -> tuple[Any, bool]:
         # Written once, so that a repeat is the same to the last byte.
         body = None if content is None else json.dumps(content, default=_fields, separators=(",", ":")).encode()
@@ -162,7 +174,8 @@ class Transport:
                 answer = await self._request(method, path, body, key, extra_seconds)
             except _UnavailableError as error:
                 wait = max(pause, error.retry_after) * random.uniform(0.5, 1.0)
-                if time.monotonic() + wait > deadline:
+                unsent = isinstance(error.__cause__, aiohttp.ClientConnectorError)
+                if time.monotonic() + wait > deadline or not (repeatable or unsent):
                     raise DatabaseUnavailableError(str(error)) from error.__cause__
                 await asyncio.sleep(wait)
             else:

@@ -168,8 +168,9 @@ class Connection(HttpToolsProtocol):
 
     def _takes_nothing(self, now: float) -> bool:
         untaken = self.transport.get_write_buffer_size()
-        if not untaken or untaken != self._untaken:
-            self._untaken, self._taken_at = untaken, now
+        if untaken < self._untaken or not untaken:
+            self._taken_at = now
+        self._untaken = untaken
         return now - self._taken_at > TAKE_SECONDS
 
     def _end(self, status: int, reason: str) -> None:

@@ -282,6 +282,7 @@ class Endpoint:
 
     async def _send(self, call: Call, reply: Reply | Stream, send: Send) -> None:
         """Send the answer, in whose way no other call is: whoever takes it slowly takes no place of theirs."""
+        call.leave()
         if isinstance(reply, Reply) and len(reply.body) < COMPRESS_BYTES:
             await reply.send(send)
             return
@@ -289,7 +290,6 @@ class Endpoint:
         if isinstance(reply, Reply) and len(reply.body) < DOWNLOAD_BYTES:
             await send_large(reply, send, coding)
             return
-        call.leave()
         downloads = self._service.load.downloads
         try:
             downloads.take()

@@ -88,6 +88,8 @@ class LightningProtocol(Connection):
         answered: Any = self.cycle  # None before the first
         if self.pipeline or not (answered is None or answered.response_complete):
             return None
+        if self.flow.write_paused:  # whoever takes no answers is not asked for more requests
+            return None
         parser: Any = self.parser
         if parser.get_http_version() != "1.1" or not parser.should_keep_alive() or self.expect_100_continue:
             return None

@@ -329,10 +329,13 @@ class Joiner(Generic[C, R]):
             return failure
         tries = 0
         while failure is not None and recovery.worthwhile(failure):
-            while batch and not await recovery.back(tries, batch[0].deadline):
-                if not recovery.worthwhile(failure):
-                    return failure
-                batch = _still_wanted(batch, failure)
+            try:
+                while batch and not await recovery.back(tries, batch[0].deadline):
+                    if not recovery.worthwhile(failure):
+                        return failure
+                    batch = _still_wanted(batch, failure)
+            except OverloadedError as overloaded:  # too many wait already
+                return overloaded
             batch = _still_wanted(batch, failure)
             if not batch:
                 return None

@@ -30,6 +30,7 @@ from lightning_sql.database.payload import decode_text
 from lightning_sql.database.reading import Reading
 from lightning_sql.database.schema import PARTITION
 from lightning_sql.errors import DatabaseUnavailableError, DuplicatedPrimaryKeyError
+from lightning_sql.identifiers import new_attempt_id
 from lightning_sql.store.batching import Joiner
 from lightning_sql.store.rows import queued_row, span_size
 from lightning_sql.store.sql_writes import NativeTransaction
@@ -295,7 +296,7 @@ class Lanes:
         breaks = 0
         while True:
             try:
-                return await self._once(lambda: self.hot.claim(claims, self.now()))
+                return await self._once(lambda: self.hot.claim(claims, self.now()))  # noqa: B023 - called here
             except CommitUnknownError as error:
                 breaks += 1
                 unknown = error
@@ -304,14 +305,16 @@ class Lanes:
             given = await self._given_out(claims, unknown)
             if given is not None:
                 return given
+            # Not under the same ids: what the watchdog has taken back meanwhile has attempts of these.
+            claims = [claim._replace(attempt_ids=[new_attempt_id() for _ in claim.attempt_ids]) for claim in claims]
 
     async def _given_out(
         self, claims: Sequence[Claim], unknown: CommitUnknownError
     ) -> tuple[float, list[list[Row]]] | None:
         """What claims got whose statement is over; None if they got nothing, or nothing that still is theirs.
 
-        They are all in one statement, and nobody knows of these attempts yet. So what is found is what all
-        of them got, and an attempt that is not found was never made, or the watchdog ended it.
+        Nobody knows of these attempts yet. So what is found is what the claims got, and an attempt that is not
+        found was never made, or the watchdog ended it.
         """
         wanted = {decode_text(id_): claim.worker_id for claim in claims for id_ in claim.attempt_ids}
         statement = (
@@ -346,7 +349,18 @@ class Lanes:
         return await self._repeatedly(lambda: self.hot.add_spans(batches, self.now()))
 
     async def _update_attempts(self, changes: list[AttemptChange]) -> Sequence[AttemptChanged | None | Exception]:
-        return await self._repeatedly(lambda: self.hot.update_attempts(changes, self.now()))
+        breaks = 0
+        while True:
+            try:
+                return await self._once(lambda: self.hot.update_attempts(changes, self.now()))
+            except CommitUnknownError as error:
+                breaks += 1
+                unknown = error
+            # The latest attempt may be another one by now. And the first statement, if it is still at work, must not
+            # come after this one: somebody may have changed the attempt again by then.
+            latest = any(change.attempt_id is None for change in changes)
+            if latest or breaks == _MOST_BREAKS or not await self._told(unknown, lambda: self.hot.is_over(unknown)):  # noqa: B023
+                raise unknown
 
     async def _issue_numbers(self, calls: list[Mapping[str, int]]) -> list[Mapping[str, int] | Exception]:
         wanted: Counter[str] = Counter()

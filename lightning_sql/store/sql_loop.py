@@ -68,6 +68,8 @@ class OfLoop:
     async def close(self) -> None:
         """Wait for what was begun."""
         await self.watcher.close()
-        if self._tending is not None:
-            await self._tending
-        await self.lanes.close()
+        try:
+            if self._tending is not None:
+                await self._tending
+        finally:
+            await self.lanes.close()

@@ -86,7 +86,7 @@ WRITES: list[Callable[[LightningClient], Awaitable[Any]]] = [
     lambda client: client.dequeue_rollout(),
     lambda client: client.start_attempt("ro-1"),
     lambda client: client.update_rollout("ro-1", status="running"),
-    lambda client: client.update_attempt("ro-1", "latest", status="running"),
+    lambda client: client.update_attempt("ro-1", "at-1", status="running"),
     lambda client: client.add_span(make_span("ro-1", "at-1", "s")),
     lambda client: client.get_next_span_sequence_id("ro-1", "at-1"),
     lambda client: client.add_resources({}),
@@ -405,3 +405,32 @@ async def test_a_claim_that_takes_place_late_is_answered_by_the_next(
     assert found is not None
     assert found.attempt.attempt_id == taken["attempt"]["attempt_id"]
     assert await client.dequeue_rollout("w") is None
+
+
+async def test_a_claim_that_is_over_before_its_repeat_is_not_worked_on(
+    client: LightningClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        await client.enqueue_rollout(number)
+    request = client_transport.Transport._request
+    lost: list[Any] = []
+
+    async def lossy(self: Any, method: str, path: str, *rest: Any) -> Any:
+        answer = await request(self, method, path, *rest)
+        if path == DEQUEUE and not lost:
+            lost.extend(answer)
+            await client.update_attempt(answer[0]["rollout_id"], answer[0]["attempt"]["attempt_id"], status="failed")
+            raise client_transport._UnavailableError("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(client_transport.Transport, "_request", lossy)
+    claimed = await client.dequeue_rollout("w")
+    assert claimed is not None
+    assert (lost[0]["input"], claimed.input) == (0, 1)
+
+
+async def test_the_latest_attempt_is_changed_once() -> None:
+    async with answering(list(NOT_NOW), retry_seconds=PATIENCE) as (client, requests):
+        with pytest.raises(DatabaseUnavailableError):
+            await client.update_attempt("ro-1", "latest", status="failed")
+        assert len(requests) == 1

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from lightning_sql.database.dialects.base import CommitUnknownError
-from lightning_sql.errors import DatabaseUnavailableError, TransactionConflictError
+from lightning_sql.errors import DatabaseUnavailableError, OverloadedError, TransactionConflictError
 from tests.store.statements import Call, Rig, answers, raising, rig, turns
 
 __all__ = ["rig"]
@@ -55,6 +55,25 @@ async def test_what_failed_together_is_sent_again_together(rig: Rig) -> None:
     assert await asyncio.gather(*calls, *late) == [0, 1, 2, 3]
     assert rig.statements.sent == [[0, 1, 2]] * 4 + [[3]]
     assert recovery.tries == [0, 1, 2]
+
+
+async def test_where_too_many_wait_already_a_call_fails_and_the_lane_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recovery = FakeRecovery()
+    joiner = rig.joiner(recovery=recovery)
+
+    async def full(_tries: int, _deadline: float) -> bool:
+        raise OverloadedError
+
+    monkeypatch.setattr(recovery, "back", full)
+    calls = await rig.call(joiner, 0)
+    await rig.statements.end(raising(AWAY))
+    with pytest.raises(OverloadedError):
+        await calls[0]
+    later = await rig.call(joiner, 1)
+    await rig.statements.end()
+    assert await later[0] == 1
 
 
 async def test_a_caller_who_left_meanwhile_is_not_served(rig: Rig) -> None:

@@ -1,12 +1,13 @@
 """Writes whose connection breaks when nobody knows whether they took place: they take place once."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncTransaction
 
+from lightning_sql.database.dialects.hot import Claim
 from lightning_sql.database.engine import CommitUnknownError, Database
 from lightning_sql.records import EnqueueRolloutRequest
 from lightning_sql.store.sql_store import SqlStore
@@ -32,6 +33,10 @@ async def test_a_transaction_whose_connection_breaks_takes_place_once(
 
             async def unlucky(transaction: AsyncTransaction) -> None:
                 nonlocal breaks
+                connection: Any = transaction.connection.sync_connection
+                if connection.get_execution_options().get("postgresql_readonly", True):
+                    await commit(transaction)  # of somebody who only asks
+                    return
                 breaks += 1
                 if breaks % 2:
                     if took_place:
@@ -107,3 +112,64 @@ async def test_claims_whose_connection_breaks_take_place_once(
                 ]
             assert len(await queue_of(store)) == 2
             assert await broken_laws(store, 4e9) == []
+
+
+async def test_an_unknown_second_look_at_the_queue_is_not_taken_for_an_empty_queue(
+    postgres_store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hot = cast(Any, postgres_store._lanes.hot)
+    answers = [(1.0, [[("a row",)], []])]
+
+    async def behind(_floor: int, _claims: Any, _now: Any) -> Any:
+        if answers:
+            return answers.pop()
+        raise CommitUnknownError
+
+    monkeypatch.setattr(hot, "_claim_behind", behind)
+    monkeypatch.setattr(hot._front, "floor", lambda: 5)
+    with pytest.raises(CommitUnknownError):
+        await hot.claim([Claim(None, ["at-1"]), Claim(None, ["at-2"])], None)
+
+
+@pytest.mark.parametrize("attempt_id", ["latest", None])
+async def test_an_update_of_the_latest_attempt_is_not_sent_again(
+    postgres_store: SqlStore, monkeypatch: pytest.MonkeyPatch, attempt_id: str | None
+) -> None:
+    """The second time, the latest one may be somebody else's."""
+    started = await postgres_store.start_rollout(1)
+    hot = cast(Any, postgres_store._lanes.hot)
+    update, sent = hot.update_attempts, 0
+
+    async def unlucky(changes: Any, now: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        answer = await update(changes, now)
+        if sent == 1:
+            session: list[Any] = []
+
+            async def note(held: Any) -> None:
+                session.append(held.session)
+
+            await hot._hot.use(note)
+            raise CommitUnknownError(token=session[0])
+        return answer
+
+    monkeypatch.setattr(hot, "update_attempts", unlucky)
+    call = postgres_store.update_attempt(
+        started.rollout_id, attempt_id or started.attempt.attempt_id, status="succeeded"
+    )
+    if attempt_id is None:
+        assert (await call).status == "succeeded"
+        assert sent == 2
+    else:
+        with pytest.raises(CommitUnknownError):
+            await call
+        assert sent == 1
+
+
+@pytest.fixture
+async def postgres_store(database_of: Callable[[str], str], request: pytest.FixtureRequest) -> AsyncIterator[SqlStore]:
+    database = Database(database_of("postgres"))
+    async with SqlStore(database, partition=request.node.name, scan_debounce_seconds=1e12) as store:
+        await store.query_workers()
+        yield store

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,7 +18,7 @@ from lightning_api.operations import JsonBody, Operation, operation
 from lightning_api.payloads import BODY_DEPTH, MalformedJsonError, UndecodableBodyError, decode_json, encode_json
 from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_sql.errors import UnstorableValueError
-from lightning_sql.records import IDENTIFIER_BYTES, IdempotencyKey, Span
+from lightning_sql.records import IdempotencyKey, Span
 from lightning_sql.store import documents
 from lightning_sql.store.documents import SpanDraft, SpanOutcome
 from lightning_sql.store.interface import LightningStore
@@ -164,6 +165,13 @@ async def _add(rows: RowStore, drafts: Sequence[SpanDraft], key: IdempotencyKey 
     return outcomes
 
 
+def _key_of_portion(key: IdempotencyKey | None, start: int) -> IdempotencyKey | None:
+    if key is None or not start:
+        return key
+    # No caller can send NUL, and so no key of its own that is this one.
+    return key._replace(key="\0" + blake2b(f"{start} {key.key}".encode(), digest_size=16).hexdigest())
+
+
 def _key(span: Span) -> tuple[str, str, str]:
     return span.rollout_id, span.attempt_id, span.span_id
 
@@ -172,9 +180,7 @@ async def _import(store: LightningStore, spans: Sequence[Span], key: Idempotency
     outcomes: list[SpanOutcome] = []
     for start in range(0, len(spans), CHUNK_SPANS):
         chunk = spans[start : start + CHUNK_SPANS]
-        if key is not None and start:
-            key = key._replace(key=f"{key.key} {start}"[-IDENTIFIER_BYTES:])  # of this portion
-        receipt = await store.import_spans(chunk, idempotency_key=key)
+        receipt = await store.import_spans(chunk, idempotency_key=_key_of_portion(key, start))
         rejected = {_key(span) for span in receipt.rejected}
         stored = {_key(span) for span in receipt.stored}
         for span in chunk:

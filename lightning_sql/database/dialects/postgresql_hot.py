@@ -179,6 +179,8 @@ class PostgreSQLHotPath(HotPath):
         given_some = any(given)
         try:
             then, more = await self._claim_behind(0, [claims[place] for place in left], instant if given_some else now)
+        except CommitUnknownError:
+            raise  # these may have got something after all
         except Exception:
             if not given_some:
                 raise

@@ -6,6 +6,8 @@ import asyncio
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from asyncpg.exceptions import InvalidParameterValueError
+
 __all__ = ["BackendSession", "current_transaction", "end_session", "session_of", "took_place"]
 
 _PAUSE_SECONDS: Final = 0.05
@@ -49,6 +51,9 @@ async def current_transaction(driver: Any) -> str | None:
 
 
 async def took_place(driver: Any, transaction: str) -> bool | None:
-    """Whether a transaction was committed; None while it is still going on."""
-    status = await driver.fetchval(_STATUS, transaction)
-    return None if status == "in progress" else status == "committed"
+    """Whether a transaction was committed; None while it is still going on, or where the server does not know it."""
+    try:
+        status = await driver.fetchval(_STATUS, transaction)
+    except InvalidParameterValueError:  # another server took over, which never had it
+        return None
+    return {"committed": True, "aborted": False}.get(status)
