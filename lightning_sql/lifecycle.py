@@ -42,6 +42,7 @@ __all__ = [
     "dequeue_sync",
     "end_time_of",
     "expired_status",
+    "heartbeat_after_update",
     "is_finished",
     "is_limited",
     "is_queued",
@@ -198,9 +199,13 @@ def attempt_with_status(attempt: Attempt, status: AttemptStatus, now: float) -> 
 
 def attempt_heard_of(attempt: Attempt, now: float) -> Attempt:
     """The attempt after an update, where claims have a limit: its first heartbeat, unless it does not live."""
-    if attempt.last_heartbeat_time is not None or attempt.status not in ATTEMPT_ACTIVE:
-        return attempt
-    return attempt.model_copy(update={"last_heartbeat_time": now})
+    heartbeat = heartbeat_after_update(attempt.status, attempt.last_heartbeat_time, now)
+    return attempt.model_copy(update={"last_heartbeat_time": heartbeat})
+
+
+def heartbeat_after_update(status: AttemptStatus, last_heartbeat_time: float | None, now: float) -> float | None:
+    """As `attempt_heard_of`, from bare values to the attempt's last heartbeat."""
+    return now if last_heartbeat_time is None and status in ATTEMPT_ACTIVE else last_heartbeat_time
 
 
 def attempt_after_heartbeat(attempt: Attempt, now: float) -> Attempt:

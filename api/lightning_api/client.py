@@ -30,7 +30,7 @@ from lightning_sql.records import (
     Worker,
     given,
 )
-from lightning_sql.store.interface import SpanReceipt
+from lightning_sql.store.interface import SpanReceipt, check_import
 from lightning_sql.store.transaction import LATEST
 
 __all__ = ["LightningClient"]
@@ -293,9 +293,8 @@ class LightningClient(ClientReads):
         unnumbered: AbstractSet[int] = frozenset(),
         idempotency_key: IdempotencyKey | None = None,
     ) -> SpanReceipt:
+        check_import(unnumbered, idempotency_key)
         if unnumbered:
-            if idempotency_key is not None:
-                raise InvalidRequestError("spans without a number cannot be stored under an idempotency key")
             return await self._import_each(spans, unnumbered)
         if not spans:
             return SpanReceipt([], 0, [])

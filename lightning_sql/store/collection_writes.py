@@ -12,7 +12,7 @@ from typing_extensions import override
 from lightning_sql import lifecycle
 from lightning_sql.collections.protocols import AtomicLabel, LightningCollections
 from lightning_sql.collections.tracking import store_method
-from lightning_sql.errors import InvalidRequestError, RecordNotFoundError
+from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.identifiers import new_resources_id
 from lightning_sql.records import (
     ROLLOUT_FINISHED,
@@ -26,7 +26,7 @@ from lightning_sql.records import (
     Worker,
 )
 from lightning_sql.store.collection_reads import CollectionReads
-from lightning_sql.store.interface import SpanReceipt, StoreCapabilities
+from lightning_sql.store.interface import SpanReceipt, StoreCapabilities, check_import
 from lightning_sql.store.memory_keys import MemoryKeys
 from lightning_sql.store.spans import SpanImport
 from lightning_sql.store.transaction import StoreTransaction
@@ -175,8 +175,7 @@ class CollectionWrites(CollectionReads):
         unnumbered: AbstractSet[int] = frozenset(),
         idempotency_key: IdempotencyKey | None = None,
     ) -> SpanReceipt:
-        if unnumbered and idempotency_key is not None:
-            raise InvalidRequestError("spans without a number cannot be stored under an idempotency key")
+        check_import(unnumbered, idempotency_key)
         if not spans:
             return SpanReceipt(stored=[], duplicates=0, rejected=[])
 

@@ -19,7 +19,7 @@ from lightning_sql.database.payload import decode_text, encode_text
 from lightning_sql.database.schema import PARTITION
 from lightning_sql.errors import DuplicatedPrimaryKeyError, IdempotencyKeyReusedError
 from lightning_sql.records import IdempotencyKey
-from lightning_sql.store.memory_keys import KEPT_SECONDS, check_key
+from lightning_sql.store.interface import KEPT_SECONDS, check_key
 from lightning_sql.store.sql_lanes import Lanes
 
 __all__ = ["forget_old_keys", "note_of", "once"]

@@ -10,11 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, Self, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, Self, TypeAlias, TypedDict
 
 from lightning_sql.errors import InvalidRequestError, RecordNotFoundError
 from lightning_sql.otel import ReadableSpan, span_from_sdk
 from lightning_sql.records import (
+    IDENTIFIER_BYTES,
     UNSET,
     Attempt,
     AttemptedRollout,
@@ -38,17 +39,44 @@ if TYPE_CHECKING:
     from lightning_sql.store.row_store import RowStore
 
 __all__ = [
+    "KEPT_SECONDS",
     "FilterLogic",
     "LightningStore",
     "SortOrder",
     "SpanReceipt",
     "StoreCapabilities",
     "StoreStatistics",
+    "check_import",
+    "check_key",
     "refuse_null",
 ]
 
 FilterLogic: TypeAlias = Literal["and", "or"]
 SortOrder: TypeAlias = Literal["asc", "desc"]
+
+
+KEPT_SECONDS: Final = 86_400.0
+"""How long an idempotency key is kept after its call."""
+
+
+def check_key(key: IdempotencyKey) -> None:
+    """Check an idempotency key.
+
+    Raises:
+        InvalidRequestError: it is empty or too long.
+    """
+    if not 0 < len(key.key.encode(errors="surrogatepass")) <= IDENTIFIER_BYTES:
+        raise InvalidRequestError(f"an idempotency key has 1 to {IDENTIFIER_BYTES} bytes")
+
+
+def check_import(unnumbered: AbstractSet[int], key: IdempotencyKey | None) -> None:
+    """Check that spans without a number are not to be stored under a key.
+
+    Raises:
+        InvalidRequestError: they are; a repeat would not know the numbers.
+    """
+    if unnumbered and key is not None:
+        raise InvalidRequestError("spans without a number cannot be stored under an idempotency key")
 
 
 def refuse_null(changes: Mapping[str, Any], names: Iterable[str]) -> None:

@@ -5,28 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
-from lightning_sql.errors import IdempotencyKeyReusedError, InvalidRequestError
-from lightning_sql.records import IDENTIFIER_BYTES, IdempotencyKey
+from lightning_sql.errors import IdempotencyKeyReusedError
+from lightning_sql.records import IdempotencyKey
+from lightning_sql.store.interface import KEPT_SECONDS, check_key
 
-__all__ = ["KEPT_SECONDS", "MemoryKeys", "check_key"]
+__all__ = ["MemoryKeys"]
 
 R = TypeVar("R")
-
-KEPT_SECONDS: Final = 86_400.0
-"""How long a key is kept after its call."""
-
-
-def check_key(key: IdempotencyKey) -> None:
-    """Check a key.
-
-    Raises:
-        InvalidRequestError: it is empty or too long.
-    """
-    if not 0 < len(key.key.encode(errors="surrogatepass")) <= IDENTIFIER_BYTES:
-        raise InvalidRequestError(f"an idempotency key has 1 to {IDENTIFIER_BYTES} bytes")
 
 
 class _Done(NamedTuple):

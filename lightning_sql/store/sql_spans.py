@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from lightning_sql.database.dialects.hot import KeyNote, SpanBatch, SpanDraft, SpanOutcome
 from lightning_sql.database.payload import decode_text, encode_text
-from lightning_sql.errors import InvalidRequestError, RecordNotFoundError
+from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.records import IdempotencyKey, Span
 from lightning_sql.store.idempotency import note_of, once
-from lightning_sql.store.interface import SpanReceipt
+from lightning_sql.store.interface import SpanReceipt, check_import
 from lightning_sql.store.rows import span_draft
 from lightning_sql.store.sql_lanes import each_once
 from lightning_sql.store.sql_reads import SqlReads
@@ -68,8 +68,7 @@ class SqlSpans(SqlReads):
         unnumbered: AbstractSet[int] = frozenset(),
         idempotency_key: IdempotencyKey | None = None,
     ) -> SpanReceipt:
-        if unnumbered and idempotency_key is not None:
-            raise InvalidRequestError("spans without a number cannot be stored under an idempotency key")
+        check_import(unnumbered, idempotency_key)
         numbered = await self._numbered(spans, unnumbered)
         drafts = [span_draft(span) for span in numbered]
         outcomes = await self.add_span_rows(drafts, strict=False, idempotency_key=idempotency_key)

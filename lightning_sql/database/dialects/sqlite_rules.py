@@ -31,7 +31,7 @@ from lightning_sql.database.dialects.hot import (
 )
 from lightning_sql.database.dialects.sqlite_statements import RolloutState
 from lightning_sql.database.native import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS
-from lightning_sql.records import ATTEMPT_ACTIVE, ROLLOUT_ACTIVE, AttemptStatus, RolloutStatus
+from lightning_sql.records import ROLLOUT_ACTIVE, AttemptStatus, RolloutStatus
 
 __all__ = [
     "add_spans",
@@ -328,8 +328,8 @@ class _AttemptUpdates:
         if change.status in lifecycle.ATTEMPT_ENDED:
             attempt[_END_TIME] = self._now
         lost = self._claims_have_limits and attempt[_HEARTBEAT] is None
-        if lost and attempt[_STATUS] in ATTEMPT_ACTIVE:
-            attempt[_HEARTBEAT] = self._now
+        if lost:
+            attempt[_HEARTBEAT] = lifecycle.heartbeat_after_update(attempt[_STATUS], None, self._now)
         self._attempts.append((*_updated_fields(attempt), rowid))
         status = rollout.status
         if attempt[_SEQUENCE_ID] == rollout.attempt_count:
