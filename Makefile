@@ -50,9 +50,12 @@ test: $(VENV)/.dev ## run the whole test suite, on real PostgreSQL and SQLite
 test-fast: $(VENV)/.dev ## run the tests that are not marked slow (under a minute)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not slow" $(ARGS)
 
+PROPERTIES = tests/properties tests/api/test_lean.py tests/store/test_documents.py tests/store/test_differential.py \
+	tests/store/test_batching_random.py
+
 .PHONY: properties
-properties: $(VENV)/.dev ## try each property of what comes in with 5,000 examples instead of some (hours)
-	$(BIN)/python -m pytest $(PYTEST_ARGS) --hypothesis-profile long -o timeout=0 tests/properties $(ARGS)
+properties: $(VENV)/.dev ## try the properties with other examples, each of what comes in with 5,000 (hours)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --hypothesis-profile long -o timeout=0 $(PROPERTIES) $(ARGS)
 
 .PHONY: soak
 soak: $(VENV)/.dev ## break everything that can break, over and over, and check that nothing is lost (MINUTES=10)

@@ -47,6 +47,7 @@ __all__ = [
     "Worker",
     "WorkerStatus",
     "given",
+    "unsigned_zero",
 ]
 
 T = TypeVar("T")
@@ -109,7 +110,12 @@ def is_plain_identifier(value: Any) -> bool:
 def _check_seconds(value: float) -> float:
     if math.isnan(value):
         raise ValueError("NaN is not a time")
-    return value
+    return unsigned_zero(value)
+
+
+def unsigned_zero(seconds: float) -> float:
+    """The same time, but 0.0 for -0.0: not every database keeps that sign, and no time means anything by it."""
+    return seconds + 0.0
 
 
 Identifier = Annotated[str, AfterValidator(_check_identifier)]

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from litestar.types import HTTPScope, Receive
@@ -77,7 +76,7 @@ class Service:
 class Call:
     """One request, which takes one of `places` once its body is there, if it needs one."""
 
-    __slots__ = ("_body", "_held", "_places", "_receive", "_since", "_taken", "path", "scope", "service")
+    __slots__ = ("_body", "_held", "_places", "_receive", "_taken", "path", "scope", "service")
 
     def __init__(
         self,
@@ -93,7 +92,6 @@ class Call:
         self._body: bytes | None = None
         self._places = places
         self._taken = False
-        self._since = 0.0
         self._held = 0
         self.path = path
 
@@ -106,13 +104,12 @@ class Call:
         if self._places is not None and not self._taken:
             self._places.take()
             self._taken = True
-            self._since = monotonic()
 
     def leave(self) -> None:
         """Give back the place, if there is one."""
         if self._taken and self._places is not None:
             self._taken = False
-            self._places.give_back(monotonic() - self._since)
+            self._places.give_back()
 
     def hold(self, size: int) -> None:
         """Let so many more bytes count for this call, until it is over.

@@ -7,6 +7,9 @@ because not much is before it. Without bounds every call would be taken, and eac
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 from typing_extensions import override
@@ -16,10 +19,13 @@ from lightning_sql.errors import OverloadedError
 __all__ = ["Load", "Places"]
 
 FEW_CALLS: Final = 256
-SLOW_SECONDS: Final = 1.0
-"""So many calls are worked on at once if lately they took longer than this, from body to answer."""
-_SHARE: Final = 0.05
-"""What one call counts among those of lately."""
+"""So many calls may be worked on at once, however long they take."""
+MANY_CALLS: Final = 32
+"""While so many are worked on, a process does what it can."""
+LINE_SECONDS: Final = 1.0
+"""About how long a call may have to wait for those before it."""
+LOOK_SECONDS: Final = 0.25
+"""How often it is reckoned how many calls end in that time."""
 MOST_WAITS: Final = 10_000
 """Calls that wait for rollouts to finish, which cost some memory and nothing else."""
 MOST_DOWNLOADS: Final = 32
@@ -50,29 +56,38 @@ class Places:
             raise OverloadedError(f"{self.taken} calls are in flight already; try again later")
         self.taken += 1
 
-    def give_back(self, seconds: float = 0.0) -> None:  # noqa: ARG002 - of interest to some
-        """Give one back that was taken so long ago."""
+    def give_back(self) -> None:
+        """Give one back."""
         self.taken -= 1
 
 
 class Calls(Places):
-    """Places of calls, of which there are fewer while calls take long.
+    """Places of calls, of which there are as many as end in about a second, within bounds.
 
-    What takes a millisecond can stand in a long line; where calls take seconds, most of them in that line, who
-    comes next is better told at once. While nothing ends at all, as when the database is away, the line may grow.
+    What takes a millisecond can stand in a long line; where calls take long, whoever comes next is better told at
+    once. How fast they end shows only while many are worked on, for a few say nothing of what a process could do. While
+    none ends at all, as when the database is away for a moment, the line may grow.
 
     Args:
-        most: how many there are.
-        few: how many there are while calls take longer than `SLOW_SECONDS`.
+        most: how many there are at most.
+        few: how many there always are.
+        clock: seconds of any origin.
     """
 
-    __slots__ = ("_few", "_seconds")
+    __slots__ = ("_clock", "_ended", "_few", "_in_line", "_last", "_lately", "_since")
 
-    def __init__(self, most: int, few: int = FEW_CALLS) -> None:
+    def __init__(self, most: int, few: int = FEW_CALLS, clock: Callable[[], float] = monotonic) -> None:
         super().__init__(most)
         self._few = few
-        self._seconds = 0.0
-        """How long calls took that have ended lately."""
+        self._clock = clock
+        self._in_line = most
+        """How many may be worked on, as far as is known."""
+        self._lately: deque[float] = deque(maxlen=round(LINE_SECONDS / LOOK_SECONDS))
+        """How many calls ended in a second, each time it was reckoned; a pause of a moment is not yet slowness."""
+        self._since: float | None = None
+        """Since when ends are counted; None while few calls are worked on."""
+        self._ended = 0
+        self._last = clock()
 
     @property
     @override
@@ -82,12 +97,28 @@ class Calls(Places):
     def are_full_with(self, more: int) -> bool:
         """Whether there would be none left once so many more are taken."""
         taken = self.taken + more
-        return taken >= self.most or (taken >= self._few and self._seconds > SLOW_SECONDS)
+        if taken < self._in_line:
+            return False
+        return taken >= self.most or self._clock() - self._last < LINE_SECONDS
 
     @override
-    def give_back(self, seconds: float = 0.0) -> None:
-        self._seconds += _SHARE * (seconds - self._seconds)
+    def give_back(self) -> None:
         super().give_back()
+        now = self._clock()
+        paused = now - self._last >= LINE_SECONDS
+        self._last = now
+        if self.taken < MANY_CALLS:
+            self._since = None
+            return
+        if self._since is None or paused:
+            self._since, self._ended = now, 0
+            return
+        self._ended += 1
+        elapsed = now - self._since
+        if elapsed >= LOOK_SECONDS:
+            self._lately.append(self._ended / elapsed)
+            self._in_line = min(self.most, max(self._few, int(max(self._lately) * LINE_SECONDS)))
+            self._since, self._ended = now, 0
 
 
 class Load:

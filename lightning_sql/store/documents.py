@@ -24,7 +24,7 @@ from lightning_sql.database.dialects.hot import (
 from lightning_sql.database.payload import decode_text, encode_text
 from lightning_sql.identifiers import new_rollout_id
 from lightning_sql.jsonable import NESTING_LIMIT, deeper_than
-from lightning_sql.records import SEQUENCE_LIMIT, AttemptStatus, RolloutMode, Span, StatusCode
+from lightning_sql.records import SEQUENCE_LIMIT, AttemptStatus, RolloutMode, Span, StatusCode, unsigned_zero
 from lightning_sql.store.rows import conditions_text, span_draft, span_size
 
 __all__ = [
@@ -217,7 +217,7 @@ def read_attempt_change(rollout_id: str, attempt_id: str, body: bytes) -> Attemp
             None if attempt_id == "latest" else encode_text(attempt_id),
             None if update.status is UNSET else update.status,
             worker_id,
-            None if update.last_heartbeat_time is UNSET else update.last_heartbeat_time,
+            None if update.last_heartbeat_time is UNSET else unsigned_zero(update.last_heartbeat_time),
             None if update.metadata is UNSET else _object_text(update.metadata),
         )
     except _UNSURE:
@@ -277,8 +277,8 @@ def read_span(document: bytes) -> SpanDraft | None:
             _attributes_text(span.attributes),
             _events_text(span.events),
             _links_text(span.links),
-            span.start_time,
-            span.end_time,
+            _seconds(span.start_time),
+            _seconds(span.end_time),
             _context_text(span.context),
             _context_text(span.parent),
             _resource_text(span.resource),
@@ -317,8 +317,8 @@ def _rollout_draft(rollout: _NewRollout) -> RolloutDraft:
         _payload_text(rollout.input),
         rollout.mode,
         rollout.resources_id,
-        config.timeout_seconds,
-        config.unresponsive_seconds,
+        _seconds(config.timeout_seconds),
+        _seconds(config.unresponsive_seconds),
         config.max_attempts,
         conditions_text(config.retry_condition),
         _metadata_text(rollout.metadata),
@@ -326,6 +326,10 @@ def _rollout_draft(rollout: _NewRollout) -> RolloutDraft:
 
 
 _DEFAULTS: Final = _Config()
+
+
+def _seconds(value: float | None) -> float | None:
+    return None if value is None else unsigned_zero(value)
 
 
 def _payload_text(raw: Raw) -> str | None:

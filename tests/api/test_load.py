@@ -248,26 +248,63 @@ def test_requests_that_come_at_once_on_one_connection_are_all_answered(full_serv
     assert answers.count(b"HTTP/1.1 200 ") == 1
 
 
-def test_calls_have_fewer_places_while_they_take_long() -> None:
-    calls = Calls(most=10, few=3)
-    for _ in range(9):
-        calls.take()
-    assert not calls.are_full
-    assert calls.are_full_with(1)
-    for _ in range(5):
-        calls.give_back(60.0)
-    assert calls.taken == 4
-    assert calls.are_full
+class Work:
+    """Calls that end and are followed by others, at some speed."""
+
+    def __init__(self, most: int, few: int) -> None:
+        self.now = 0.0
+        self.calls = Calls(most, few, clock=lambda: self.now)
+
+    def go_on(self, seconds: float, per_second: float) -> None:
+        for _ in range(int(seconds * per_second)):
+            self.now += 1 / per_second
+            self.calls.give_back()
+            self.calls.taken += 1
+
+    def are_full(self, taken: int) -> bool:
+        return self.calls.are_full_with(taken - self.calls.taken)
+
+
+def test_as_many_calls_are_worked_on_as_end_in_a_second() -> None:
+    work = Work(most=2000, few=100)
+    for _ in range(1999):
+        work.calls.take()
+    assert not work.calls.are_full
+    work.go_on(1.0, per_second=400)
+    assert work.calls.are_full
     with pytest.raises(OverloadedError):
-        calls.take()
-    calls.give_back(0.0)
-    calls.give_back(0.0)
-    calls.take()  # a few may always be worked on
-    assert calls.are_full
-    for _ in range(200):
-        calls.give_back(0.01)
-        calls.take()
-    assert not calls.are_full  # they are fast again
+        work.calls.take()
+    assert not work.are_full(390)
+    assert work.are_full(410)
+    work.go_on(2.0, per_second=20)  # a few may always be worked on
+    assert not work.are_full(99)
+    assert work.are_full(100)
+    work.go_on(1.0, per_second=4000)  # they are fast again
+    assert not work.are_full(1999)
+    assert work.are_full(2000)
+
+
+def test_a_pause_is_not_yet_slowness() -> None:
+    work = Work(most=2000, few=100)
+    for _ in range(1000):
+        work.calls.take()
+    work.go_on(1.0, per_second=1200)
+    work.now += 0.6
+    work.go_on(0.1, per_second=1200)
+    assert not work.are_full(1150)
+    work.now += 30.0  # nothing ends at all
+    assert not work.are_full(1999)
+    assert work.are_full(2000)
+    work.go_on(0.1, per_second=1200)
+    assert not work.are_full(1150)
+    assert work.are_full(1250)
+
+
+def test_calls_that_come_one_after_the_other_say_nothing() -> None:
+    work = Work(most=2000, few=100)
+    work.calls.take()
+    work.go_on(100.0, per_second=1)
+    assert not work.are_full(1999)
 
 
 # Connections

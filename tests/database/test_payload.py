@@ -76,7 +76,7 @@ def test_a_substring_that_is_there_is_found(before: str, needle: str, after: str
 def test_json_comes_back_exactly(value: Any) -> None:
     text = encode_json(value)
     text.encode()
-    assert "\\u0000" not in text
+    assert "\\u0000" not in text.replace("\\\\", "")  # an escaped backslash begins no escape
     json.loads(text, parse_constant=pytest.fail)
     assert same(decode_json(text), value)
 

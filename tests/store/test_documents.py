@@ -77,6 +77,7 @@ def test_spans(body: bytes) -> None:
 @example(json.dumps({"rollouts": [{"input": nested(NESTING_LIMIT)}]}).encode())
 @example(json.dumps({"rollouts": [{"input": nested(NESTING_LIMIT + 1)}]}).encode())
 @example(json.dumps({"rollouts": [{"input": 1, "config": {"timeout_seconds": -0.0}}]}).replace("-0.0", "-0").encode())
+@example(json.dumps({"rollouts": [{"input": 1, "config": {"unresponsive_seconds": -0.0}}]}).encode())
 def test_enqueued_rollouts(body: bytes) -> None:
     drafts = documents.read_rollouts(body)
     if drafts is None:
@@ -110,6 +111,7 @@ def test_number_requests(body: bytes) -> None:
 
 
 @settings(max_examples=300)
+@example(json.dumps({"last_heartbeat_time": -0.0}).encode(), "a")
 @given(bodies(UPDATE), st.sampled_from(["a", "latest", "\x1aa", "x" * 129]))
 def test_attempt_changes(body: bytes, attempt_id: str) -> None:
     change = documents.read_attempt_change("r", attempt_id, body)

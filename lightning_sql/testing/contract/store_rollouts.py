@@ -63,6 +63,17 @@ class RolloutContract(StoreFixtures):
         started = await store.start_rollout(5, **(kept | {"config": RolloutConfig(max_attempts=2)}))
         assert (started.mode, started.resources_id, started.metadata) == ("val", "never heard of", kept["metadata"])
 
+    async def test_no_time_has_a_sign_of_zero(self, store: LightningStore) -> None:
+        config = RolloutConfig(timeout_seconds=-0.0, unresponsive_seconds=-0.0)
+        enqueued = await store.enqueue_rollout(1, config=config)
+        for rollout in (enqueued, await rollout_of(store, enqueued.rollout_id)):
+            assert_same([rollout.config.timeout_seconds, rollout.config.unresponsive_seconds], [0.0, 0.0])
+        started = await store.start_rollout(2)
+        update: Any = {"status": "running", "last_heartbeat_time": -0.0}
+        changed = await store.update_attempt(started.rollout_id, started.attempt.attempt_id, **update)
+        assert_same(changed.last_heartbeat_time, 0.0)
+        assert_same((await store.query_attempts(started.rollout_id)).items[0].last_heartbeat_time, 0.0)
+
     async def test_config_and_metadata_are_copied(self, store: LightningStore) -> None:
         config, metadata, input_ = RolloutConfig(), {"list": [1]}, {"list": [1]}
         enqueued = await store.enqueue_rollout(input_, config=config, metadata=metadata)
