@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import aiohttp
 
@@ -29,16 +29,14 @@ QUEUE_LENGTH = 200
 """An algorithm enqueues while fewer than this many of its rollouts were given out less than it enqueued."""
 FAILURES = (LightningError, aiohttp.ClientError, OSError, TimeoutError, RuntimeError)
 """What a call may end with while servers come and go."""
-LIMITS = {
-    "timeout_seconds": 8.0,
-    "unresponsive_seconds": 4.0,
-    "max_attempts": 10_000,
-    "retry_condition": ["timeout", "unresponsive", "failed"],
-}
+RETRIES = {"max_attempts": 10_000, "retry_condition": ["timeout", "unresponsive", "failed"]}
 
 
 class Own:
     """Our own client's way to do what the crew does."""
+
+    limits: ClassVar = {"timeout_seconds": 150.0, "unresponsive_seconds": 120.0} | RETRIES
+    """Longer than any answer may be on its way: whatever is claimed here, somebody is told of in time."""
 
     def __init__(self, url: str) -> None:
         from lightning_sql import records
@@ -50,6 +48,9 @@ class Own:
 
 class Upstream:
     """The upstream client's."""
+
+    limits: ClassVar = {"timeout_seconds": 8.0, "unresponsive_seconds": 4.0} | RETRIES
+    """Soon over: of what this client claimed it may never hear."""
 
     def __init__(self, url: str) -> None:
         from tests.upstream import agl
@@ -101,7 +102,7 @@ class Crew:
 
     async def _algorithm(self, way: Any) -> None:
         types, client = way.types, way.client
-        request = types.EnqueueRolloutRequest(input={"task": self._name}, config=types.RolloutConfig(**LIMITS))
+        request = types.EnqueueRolloutRequest(input={"task": self._name}, config=types.RolloutConfig(**way.limits))
         async with closing(client):
             for turn in itertools.takewhile(lambda _: not self._leaving, itertools.count()):
                 if self._enqueued - self._claimed < QUEUE_LENGTH:

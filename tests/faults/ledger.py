@@ -159,8 +159,11 @@ async def check(ledger: Ledger, store: SqlStore) -> Report:
         for rollout_id, (_, task) in rollouts.items()
         if _is_keyed(_task_of(task)) and rollout_id not in ledger.enqueued
     ]
+    # Other rollouts have limits so short that the watchdog may end an attempt before its claim can be answered.
     report.orphans += [
-        f"attempt {key}" for key, row in attempts.items() if _is_keyed(row[2] or "") and key not in claimed
+        f"attempt {row} of {key}"
+        for key, row in attempts.items()
+        if _is_keyed(row[2] or "") and _is_keyed(_task_of(rollouts.get(key[0], ("", None))[1])) and key not in claimed
     ]
     report.orphans += [f"{count} calls of {name}" for name, count in ledger.failures.items() if _is_keyed(name)]
 
