@@ -26,6 +26,8 @@ LINE_SECONDS: Final = 1.0
 """About how long a call may have to wait for those before it."""
 LOOK_SECONDS: Final = 0.25
 """How often it is reckoned how many calls end in that time."""
+PAUSE_SECONDS: Final = 5.0
+"""When nothing has ended for so long, that is not for want of speed."""
 MOST_WAITS: Final = 10_000
 """Calls that wait for rollouts to finish, which cost some memory and nothing else."""
 MOST_DOWNLOADS: Final = 32
@@ -99,13 +101,13 @@ class Calls(Places):
         taken = self.taken + more
         if taken < self._in_line:
             return False
-        return taken >= self.most or self._clock() - self._last < LINE_SECONDS
+        return taken >= self.most or self._clock() - self._last < PAUSE_SECONDS
 
     @override
     def give_back(self) -> None:
         super().give_back()
         now = self._clock()
-        paused = now - self._last >= LINE_SECONDS
+        paused = now - self._last >= PAUSE_SECONDS
         self._last = now
         if self.taken < MANY_CALLS:
             self._since = None

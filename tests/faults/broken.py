@@ -24,6 +24,7 @@ from lightning_sql.store.sql_writes import NativeTransaction
 from tests.faults.narrow import limit_pages
 
 LATE_SECONDS = 0.5
+SLOW_SECONDS = 0.1
 FROZEN_SECONDS = 3.0
 REMEMBERED = 200
 """How many of its latest claims a server that gives some back knows."""
@@ -70,14 +71,16 @@ def take_everything() -> None:
 
 
 def forget_keys() -> None:
-    """Idempotency keys are taken for nothing."""
+    """Idempotency keys are taken for nothing; and answers take their time, so that some never come through."""
     for name in ("enqueue_rows", "claim_rows"):
         whole = getattr(SqlStore, name)
 
         async def forgetful(self: SqlStore, *arguments: Any, whole: Any = whole) -> Any:
-            return await whole(
+            done = await whole(
                 self, *(None if isinstance(argument, IdempotencyKey) else argument for argument in arguments)
             )
+            await asyncio.sleep(SLOW_SECONDS)
+            return done
 
         setattr(SqlStore, name, forgetful)
 

@@ -22,6 +22,7 @@ import aiohttp
 import psutil
 
 from bench.processes import python_path
+from lightning_api.load import FEW_CALLS
 from lightning_sql.store.factory import prepare_database
 from lightning_sql.testing.postgres import postgres_cluster
 from tests.faults.stage import ROOT, Server
@@ -138,7 +139,8 @@ async def overload(
         }
         for name, job in jobs.items():
             if "rate" in job:
-                job["rate"] = TIMES * outcome.phases["capacity"]["rate"]
+                # More than may stand in line, too, however slow the machine is.
+                job["rate"] = max(TIMES * outcome.phases["capacity"]["rate"], 4 * FEW_CALLS / seconds)
             watching = asyncio.create_task(_watch(process, server.port, name, outcome))
             outcome.phases[name] = await caller.run(**job, seconds=seconds)
             watching.cancel()
