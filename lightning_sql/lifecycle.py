@@ -102,6 +102,11 @@ def is_finished(status: RolloutStatus) -> bool:
     return status in ROLLOUT_FINISHED
 
 
+def has_finished(before: Rollout, after: Rollout) -> bool:
+    """Whether a change of a rollout gave it an outcome, or another one."""
+    return after.status != before.status and is_finished(after.status)
+
+
 def end_time_of(status: RolloutStatus, now: float) -> float | None:
     """The end time of a rollout that takes this status now."""
     return now if is_finished(status) else None

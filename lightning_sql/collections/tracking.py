@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Final, Protocol
 
-__all__ = ["MetricsTracker", "StoreMethod", "TrackedCollection", "store_method"]
+from lightning_sql.metrics import COLLECTION_CALLS, COLLECTION_LATENCY, Labels, Metric, Recorder, status_of
+
+__all__ = ["MetricsTracker", "RecordingTracker", "StoreMethod", "TrackedCollection", "store_method"]
 
 
 class MetricsTracker(Protocol):
@@ -30,8 +31,28 @@ StoreMethod = tuple[str, str]
 store_method: Final[ContextVar[StoreMethod]] = ContextVar("store_method", default=("unknown", "unknown"))
 
 
-def _status_of(error: BaseException) -> str:
-    return "cancelled" if isinstance(error, asyncio.CancelledError) else type(error).__name__
+class RecordingTracker:
+    """A metrics backend for collections that hands everything to a recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    async def inc_counter(self, name: str, amount: float = 1.0, labels: Mapping[str, str] | None = None) -> None:
+        """Add to a counter."""
+        metric = _BY_NAME[name]
+        self._recorder.count(metric, _values(metric, labels), amount)
+
+    async def observe_histogram(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
+        """Record one observation, in seconds."""
+        metric = _BY_NAME[name]
+        self._recorder.observe(metric, _values(metric, labels), value)
+
+
+_BY_NAME: Final = {metric.name: metric for metric in (COLLECTION_CALLS, COLLECTION_LATENCY)}
+
+
+def _values(metric: Metric, labels: Mapping[str, str] | None) -> Labels:
+    return tuple((labels or {}).get(name, "") for name in metric.labels)
 
 
 class TrackedCollection:
@@ -62,11 +83,11 @@ class TrackedCollection:
         if tracker is None:
             yield
             return
-        started, status = time.perf_counter(), "OK"
+        started, status = time.perf_counter(), status_of(None)
         try:
             yield
         except BaseException as error:
-            status = _status_of(error)
+            status = status_of(error)
             raise
         finally:
             public, private = store_method.get()
@@ -78,7 +99,5 @@ class TrackedCollection:
                 "status": status,
                 **self.extra_tracking_labels,
             }
-            await tracker.inc_counter("agl.collections.total", labels=labels)
-            await tracker.observe_histogram(
-                "agl.collections.latency", value=time.perf_counter() - started, labels=labels
-            )
+            await tracker.inc_counter(COLLECTION_CALLS.name, labels=labels)
+            await tracker.observe_histogram(COLLECTION_LATENCY.name, value=time.perf_counter() - started, labels=labels)

@@ -29,6 +29,7 @@ from lightning_sql.store.collection_writes import CollectionWrites
 from lightning_sql.store.interface import (
     refuse_null,
 )
+from lightning_sql.store.measured import measured
 from lightning_sql.store.transaction import (
     LATEST,
     StoreTransaction,
@@ -46,6 +47,7 @@ def _pair_of(rollout: AttemptedRollout) -> tuple[str, str]:
     return rollout.rollout_id, rollout.attempt.attempt_id
 
 
+@measured
 class CollectionStore(CollectionWrites):
     """A store that works step by step on collections, each operation in one transaction of theirs.
 
@@ -58,6 +60,7 @@ class CollectionStore(CollectionWrites):
         clock: seconds of any origin, for the debounce only; records take their times from the collections.
         claim_timeout_seconds: after how long an attempt of which nothing was heard since it was begun is given up
             and its rollout queued again, whatever its retry settings; None is never.
+        recorder: who takes down what it does; None is nobody.
     """
 
     # Watchdog

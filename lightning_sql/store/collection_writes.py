@@ -14,6 +14,7 @@ from lightning_sql.collections.protocols import AtomicLabel, LightningCollection
 from lightning_sql.collections.tracking import store_method
 from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.identifiers import new_resources_id
+from lightning_sql.metrics import Recorder
 from lightning_sql.records import (
     ROLLOUT_FINISHED,
     UNSET,
@@ -27,6 +28,7 @@ from lightning_sql.records import (
 )
 from lightning_sql.store.collection_reads import CollectionReads
 from lightning_sql.store.interface import SpanReceipt, StoreCapabilities, check_import
+from lightning_sql.store.measured import record_finished
 from lightning_sql.store.memory_keys import MemoryKeys
 from lightning_sql.store.spans import SpanImport
 from lightning_sql.store.transaction import StoreTransaction
@@ -66,7 +68,9 @@ class CollectionWrites(CollectionReads):
         scan_debounce_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         claim_timeout_seconds: float | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
+        self.recorder = recorder
         self._claim_timeout = claim_timeout_seconds
         super().__init__(collections, ScanGate(self.sweep, scan_debounce_seconds, clock))
         self._watcher = FinishWatcher(self._find_finished, POLL_SECONDS)
@@ -94,7 +98,7 @@ class CollectionWrites(CollectionReads):
     async def _write(
         self, name: str, labels: Sequence[AtomicLabel], callback: Callable[[StoreTransaction], Awaitable[R]]
     ) -> R:
-        finished: list[str] = []
+        finished: list[Rollout] = []
 
         async def run(collections: LightningCollections) -> R:
             transaction = StoreTransaction(collections, await collections.now(), self._claim_timeout)
@@ -107,7 +111,8 @@ class CollectionWrites(CollectionReads):
             result = await self._collections.execute(run, mode="rw", commit=True, labels=labels)
         finally:
             store_method.reset(token)
-        self._watcher.announce(finished)
+        self._watcher.announce(rollout.rollout_id for rollout in finished)
+        record_finished(self.recorder, finished)
         return result
 
     # Waits

@@ -14,6 +14,7 @@ from lightning_sql.store.collection_store import CollectionStore
 
 if TYPE_CHECKING:
     from lightning_sql.database.migrate import Migrations
+    from lightning_sql.metrics import Recorder
     from lightning_sql.store.interface import LightningStore
 
 __all__ = [
@@ -94,15 +95,19 @@ def _store(
     join: bool,
     claim_timeout_seconds: float | None,
     database_wait_seconds: float,
+    recorder: Recorder | None,
 ) -> LightningStore:
     if is_memory(database_url):
         from lightning_sql.collections.memory import MemoryCollections
+        from lightning_sql.collections.tracking import RecordingTracker
 
+        tracker = None if recorder is None else RecordingTracker(recorder)
         return CollectionStore(
-            MemoryCollections(clock=time.time if clock is None else clock),
+            MemoryCollections(clock=time.time if clock is None else clock, tracker=tracker),
             scan_debounce_seconds=scan_debounce_seconds,
             clock=time.monotonic if clock is None else clock,
             claim_timeout_seconds=claim_timeout_seconds,
+            recorder=recorder,
         )
     from lightning_sql.database.engine import Database
     from lightning_sql.store.sql_store import SqlStore
@@ -114,6 +119,7 @@ def _store(
         clock=clock,
         join=join,
         claim_timeout_seconds=claim_timeout_seconds,
+        recorder=recorder,
     )
 
 
@@ -126,6 +132,7 @@ async def open_store(
     join: bool = True,
     claim_timeout_seconds: float | None = None,
     database_wait_seconds: float = 40.0,
+    recorder: Recorder | None = None,
 ) -> LightningStore:
     """Open a store on a database that is prepared, creating the schema of an empty one.
 
@@ -139,6 +146,7 @@ async def open_store(
             and its rollout queued again, whatever its retry settings; None is never.
         database_wait_seconds: how long a call waits for a database that is away before it fails; a statement may take
             half of it.
+        recorder: who takes down what the store does; None is nobody.
 
     Raises:
         ConfigurationError: not a database URL.
@@ -147,5 +155,12 @@ async def open_store(
     """
     await prepare_database(database_url)
     return _store(
-        database_url, partition, scan_debounce_seconds, clock, join, claim_timeout_seconds, database_wait_seconds
+        database_url,
+        partition,
+        scan_debounce_seconds,
+        clock,
+        join,
+        claim_timeout_seconds,
+        database_wait_seconds,
+        recorder,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, Self, TypeAlias, TypedDict
 
 from lightning_sql.errors import InvalidRequestError, RecordNotFoundError
+from lightning_sql.metrics import Recorder
 from lightning_sql.otel import ReadableSpan, span_from_sdk
 from lightning_sql.records import (
     IDENTIFIER_BYTES,
@@ -136,6 +137,9 @@ class LightningStore(ABC):
     answered with the records of the first as they are now, and `IdempotencyKeyReusedError` says that the
     key belongs to another call. Keys are kept for a day.
     """
+
+    recorder: Recorder | None = None
+    """Who takes down what the store does; None is nobody."""
 
     async def __aenter__(self) -> Self:
         return self

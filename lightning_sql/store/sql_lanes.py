@@ -31,7 +31,9 @@ from lightning_sql.database.reading import Reading
 from lightning_sql.database.schema import PARTITION
 from lightning_sql.errors import DatabaseUnavailableError, DuplicatedPrimaryKeyError
 from lightning_sql.identifiers import new_attempt_id
+from lightning_sql.metrics import CLAIMS, ENQUEUED, RETRIES, SPANS, Recorder
 from lightning_sql.store.batching import Joiner
+from lightning_sql.store.measured import Statement, Statements
 from lightning_sql.store.rows import queued_row, span_size
 from lightning_sql.store.sql_writes import NativeTransaction
 
@@ -55,6 +57,14 @@ _FEW_ROLLOUTS: Final = 15
 """Likewise for rollouts that are enqueued, of which one costs its caller more than the database."""
 
 
+_ENQUEUE: Final = Statement("enqueue", "enqueue_many_rollouts", ("rollouts", "rollout_queue"))
+_CLAIM: Final = Statement("claim", "dequeue_many_rollouts", ("rollout_queue", "rollouts", "attempts", "workers"))
+_ADD_SPANS: Final = Statement("add_spans", "add_many_spans", ("spans", "span_sequence_ids", "attempts", "rollouts"))
+_UPDATE_ATTEMPTS: Final = Statement("update_attempts", "update_attempt", ("attempts", "rollouts", "workers"))
+_ISSUE_NUMBERS: Final = Statement("issue_numbers", "get_many_span_sequence_ids", ("span_sequence_ids",))
+_BEAT_WORKERS: Final = Statement("beat_workers", "update_worker", ("workers",))
+
+
 class RolloutBatch(NamedTuple):
     """The rollouts of one call."""
 
@@ -72,6 +82,7 @@ class Lanes:
         clock: seconds since the epoch; None is the database's own time.
         join: whether concurrent calls go together.
         claim_timeout: how many seconds nothing need be heard of an attempt after its claim; None is for ever.
+        recorder: who takes down what goes to the database; None is nobody.
     """
 
     def __init__(
@@ -82,8 +93,11 @@ class Lanes:
         *,
         join: bool,
         claim_timeout: float | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._claim_timeout = claim_timeout
+        self._recorder = recorder
+        self._statements = Statements(recorder)
         self._database = database
         self.partition = partition
         self._clock = clock
@@ -156,21 +170,26 @@ class Lanes:
 
     async def fetch(self, statement: Executable, *, patient: bool = True) -> Sequence[Row]:
         """The rows of a statement that reads; without `patient`, it does not wait for a database that is away."""
-        return await self._database.retried(lambda: self.hot.fetch(statement), repeatable=True, patient=lambda: patient)
+        with self._statements.of_caller("fetch"):
+            return await self._database.retried(
+                lambda: self.hot.fetch(statement), repeatable=True, patient=lambda: patient
+            )
 
     async def fetch_bounded(
         self, reading: Reading, values: Mapping[str, Any], most_bytes: int, heavy: Sequence[int]
     ) -> tuple[Sequence[Row], bool]:
         """As `HotPath.fetch_bounded`."""
-        return await self._database.retried(
-            lambda: self.hot.fetch_bounded(reading, values, most_bytes, heavy), repeatable=True, reading=True
-        )
+        with self._statements.of_caller("fetch_page"):
+            return await self._database.retried(
+                lambda: self.hot.fetch_bounded(reading, values, most_bytes, heavy), repeatable=True, reading=True
+            )
 
     async def rollouts(self, rollout_ids: Sequence[str], *, finished: bool = False) -> list[Row]:
         """As `HotPath.rollouts`."""
-        return await self._database.retried(
-            lambda: self.hot.rollouts(rollout_ids, finished), repeatable=True, reading=True
-        )
+        with self._statements.of_caller("rollouts_by_id"):
+            return await self._database.retried(
+                lambda: self.hot.rollouts(rollout_ids, finished), repeatable=True, reading=True
+            )
 
     async def attempts_of(self, pairs: Sequence[tuple[str, str]]) -> list[Row]:
         """Rows of rollouts with a certain attempt, by the stored ids of both; those that there are, in order."""
@@ -227,13 +246,18 @@ class Lanes:
                 raise DatabaseUnavailableError from unknown  # to be run again
             return cast(R, unknown.result)
 
-        return await self._database.run(attempt, patient=patient)
+        with self._statements.of_caller("transaction"):
+            return await self._database.run(attempt, patient=patient)
 
     # What joins
 
     async def _enqueue(self, batches: list[RolloutBatch]) -> list[Sequence[Row] | Exception]:
-        rows = iter(await self._enqueued(batches))
-        return [[next(rows) for _ in batch.drafts] for batch in batches]
+        with self._statements.timed(_ENQUEUE, len(batches)):
+            rows = await self._enqueued(batches)
+        if self._recorder is not None:
+            self._recorder.count(ENQUEUED, amount=len(rows))
+        given = iter(rows)
+        return [[next(given) for _ in batch.drafts] for batch in batches]
 
     async def _enqueued(self, batches: Sequence[RolloutBatch]) -> Sequence[Row]:
         """Queue rollouts, once, also when the connection breaks and nobody says whether it took place.
@@ -271,7 +295,12 @@ class Lanes:
         return [queued_row(draft, added.now, added.resources_id) for draft in drafts]
 
     async def _claim(self, claims: list[Claim]) -> list[Sequence[Row] | Exception]:
-        now, given = await self._claimed(claims)
+        with self._statements.timed(_CLAIM, len(claims)):
+            now, given = await self._claimed(claims)
+        if self._recorder is not None:
+            numbers = [row[_WIDTH + 1] for rows in given for row in rows]
+            self._recorder.count(CLAIMS, amount=len(numbers))
+            self._recorder.count(RETRIES, amount=sum(number > 1 for number in numbers))
         return [
             [
                 (
@@ -346,9 +375,17 @@ class Lanes:
         return max(row[_WIDTH + 3] for row in found.values()), given
 
     async def _add_spans(self, batches: list[SpanBatch]) -> Sequence[Sequence[SpanOutcome] | Exception]:
-        return await self._repeatedly(lambda: self.hot.add_spans(batches, self.now()))
+        with self._statements.timed(_ADD_SPANS, len(batches)):
+            outcomes = await self._repeatedly(lambda: self.hot.add_spans(batches, self.now()))
+        if self._recorder is not None:
+            self._recorder.count(SPANS, amount=sum(map(_stored, outcomes)))
+        return outcomes
 
     async def _update_attempts(self, changes: list[AttemptChange]) -> Sequence[AttemptChanged | None | Exception]:
+        with self._statements.timed(_UPDATE_ATTEMPTS, len(changes)):
+            return await self._updated(changes)
+
+    async def _updated(self, changes: list[AttemptChange]) -> Sequence[AttemptChanged | None | Exception]:
         breaks = 0
         while True:
             try:
@@ -366,7 +403,8 @@ class Lanes:
         wanted: Counter[str] = Counter()
         for call in calls:
             wanted.update(call)
-        last = await self._repeatedly(lambda: self.hot.issue_numbers(wanted))
+        with self._statements.timed(_ISSUE_NUMBERS, len(calls)):
+            last = await self._repeatedly(lambda: self.hot.issue_numbers(wanted))
         issued = {rollout_id: last[rollout_id] - count for rollout_id, count in wanted.items()}
         answers: list[Mapping[str, int] | Exception] = []
         for call in calls:
@@ -376,7 +414,8 @@ class Lanes:
         return answers
 
     async def _beat_workers(self, beats: list[WorkerBeat]) -> Sequence[Row | Exception]:
-        return await self._repeatedly(lambda: self.hot.beat_workers(beats, self.now()))
+        with self._statements.timed(_BEAT_WORKERS, len(beats)):
+            return await self._repeatedly(lambda: self.hot.beat_workers(beats, self.now()))
 
     async def _told(self, unknown: CommitUnknownError, ask: Callable[[], Awaitable[R]]) -> R:
         """What the database says of a write whose connection broke, as soon as it is back.
@@ -399,6 +438,10 @@ class Lanes:
             return await self._database.retried(call, repeatable=True, patient=_impatient)
         except CommitUnknownError as error:
             raise DatabaseUnavailableError from error
+
+
+def _stored(outcomes: Sequence[SpanOutcome] | Exception) -> int:
+    return 0 if isinstance(outcomes, Exception) else outcomes.count(SpanOutcome.STORED)
 
 
 def _impatient() -> bool:

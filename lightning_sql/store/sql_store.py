@@ -29,6 +29,7 @@ from lightning_sql.database.schema import PARTITION
 from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.identifiers import new_attempt_id
 from lightning_sql.jsonable import copied
+from lightning_sql.metrics import Recorder
 from lightning_sql.records import (
     UNSET,
     Attempt,
@@ -51,6 +52,7 @@ from lightning_sql.records import (
 )
 from lightning_sql.store.idempotency import forget_old_keys, note_of, once
 from lightning_sql.store.interface import StoreCapabilities, refuse_null
+from lightning_sql.store.measured import measured, record_finished, record_outcome
 from lightning_sql.store.rows import (
     attempt_of,
     attempted_of,
@@ -95,6 +97,7 @@ class _AttemptFields(BaseModel):
     metadata: dict[str, Any] | None = None
 
 
+@measured
 class SqlStore(SqlSpans):
     """The store on its own tables in a database.
 
@@ -106,6 +109,7 @@ class SqlStore(SqlSpans):
         join: whether concurrent calls of one kind go to the database together.
         claim_timeout_seconds: after how long an attempt of which nothing was heard since it was begun is given up
             and its rollout queued again, whatever its retry settings; None is never.
+        recorder: who takes down what it does; None is nobody.
     """
 
     def __init__(
@@ -117,8 +121,10 @@ class SqlStore(SqlSpans):
         clock: Callable[[], float] | None = None,
         join: bool = True,
         claim_timeout_seconds: float | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         super().__init__(database.dialect, partition)
+        self.recorder = recorder
         self._database = database
         self._scan_debounce_seconds = scan_debounce_seconds
         self._clock = clock
@@ -145,6 +151,7 @@ class SqlStore(SqlSpans):
                     self._clock,
                     join=self._join,
                     claim_timeout=self._claim_timeout,
+                    recorder=self.recorder,
                 ),
                 FinishWatcher(self._find_finished, POLL_SECONDS),
                 sweep=self.sweep,
@@ -212,7 +219,7 @@ class SqlStore(SqlSpans):
             # Whoever calls is not held up by this where the database is away, and the next scan is due soon.
             swept = await here.lanes.write(NativeTransaction.sweep, patient=False)
             ended += swept.ended
-            here.watcher.announce(map(decode_text, swept.finished))
+            self._finished(swept.finished)
             if not swept.more:
                 break
         return ended
@@ -372,12 +379,21 @@ class SqlStore(SqlSpans):
             [row] = await self._lanes.rollouts(ids)
             return rollout_of(row)
 
-        rollout = await self._once(
-            note, lambda transaction: transaction.update_rollout(rollout_id, changes, note), recall
-        )
-        if "status" in changes and lifecycle.is_finished(rollout.status):
-            self._watcher.announce([rollout_id])
+        finished: list[Rollout] = []
+
+        def update(transaction: NativeTransaction) -> Rollout:
+            updated = transaction.update_rollout(rollout_id, changes, note)
+            finished[:] = transaction.finished
+            return updated
+
+        rollout = await self._once(note, update, recall)
+        self._finished(finished)
         return rollout
+
+    def _finished(self, rollouts: Sequence[Rollout]) -> None:
+        """Tell of rollouts that got an outcome."""
+        self._watcher.announce(rollout.rollout_id for rollout in rollouts)
+        record_finished(self.recorder, rollouts)
 
     async def _once(
         self,
@@ -405,6 +421,8 @@ class SqlStore(SqlSpans):
             raise RecordNotFoundError(f"there is no attempt {attempt_id!r:.200} of a rollout {rollout_id!r:.200}")
         if lifecycle.is_finished(changed.rollout_status):
             here.watcher.announce([decode_text(change.rollout_id)])
+        if self.recorder is not None and changed.lasted is not None:
+            record_outcome(self.recorder, changed.rollout_status, changed.mode, changed.lasted)
         return changed.attempt
 
     @override

@@ -56,8 +56,7 @@ class Swept:
     """What one transaction of the watchdog did."""
 
     ended: int
-    finished: Sequence[str]
-    """The rollouts that got an outcome."""
+    finished: Sequence[Rollout]
     more: bool
     """Whether it stopped before it had looked at everything that is due."""
 
@@ -85,6 +84,8 @@ class NativeTransaction:
         self._partition = partition
         self._clock = clock
         self._instant: float | None = None
+        self.finished: list[Rollout] = []
+        """The rollouts that got an outcome."""
 
     @property
     def now(self) -> float:
@@ -152,6 +153,8 @@ class NativeTransaction:
             # The watchdog finds out by itself when it need look again.
             values |= self._state_of(after, before, watch_at=self.now)
         self._update_rollout(after, values)
+        if lifecycle.has_finished(before, after):
+            self.finished.append(after)
         return after
 
     def _rollout(self, rollout_id: str) -> tuple[Rollout, int]:
@@ -246,7 +249,6 @@ class NativeTransaction:
         )
         rows = self._connection.execute(due).all()
         ended = 0
-        finished: list[str] = []
         for row in sorted(rows, key=lambda row: row[0]):
             rollout = rollout_of(row)
             attempt = self._attempt(rollout.rollout_id, row.attempt_count)
@@ -264,9 +266,9 @@ class NativeTransaction:
             self._update_attempt(expired)
             self._update_rollout(after, self._state_of(after, rollout, watch_at=None))
             self._sync_worker(expired)
-            if lifecycle.is_finished(after.status):
-                finished.append(after.rollout_id)
-        return Swept(ended, finished, len(rows) == SWEEP_ROWS)
+            if lifecycle.has_finished(rollout, after):
+                self.finished.append(after)
+        return Swept(ended, self.finished, len(rows) == SWEEP_ROWS)
 
     def _attempt(self, rollout_id: str, sequence_id: int) -> Attempt | None:
         statement = (

@@ -64,8 +64,8 @@ class StoreTransaction:
         self.collections = collections
         self.claim_timeout = claim_timeout
         self.now = now
-        self.finished: list[str] = []
-        """The rollouts that got an outcome, for whoever wakes their waiters after the commit."""
+        self.finished: list[Rollout] = []
+        """The rollouts that got an outcome, for whoever wakes their waiters and counts them after the commit."""
 
     async def save_rollouts(self, changes: Iterable[tuple[Rollout, Rollout]], fields: Sequence[str]) -> None:
         """Write the named fields of rollouts, given before and after, and keep the queue in step with their status."""
@@ -79,7 +79,7 @@ class StoreTransaction:
             await self.collections.rollout_queue.discard(left)
         if entered := [after.rollout_id for _, after in changed if after.rollout_id in now - was]:
             await self.collections.rollout_queue.enqueue(entered)
-        self.finished += [after.rollout_id for _, after in changed if lifecycle.is_finished(after.status)]
+        self.finished += [after for before, after in changed if lifecycle.has_finished(before, after)]
 
     async def save_status(self, changes: Iterable[tuple[Rollout, Rollout]]) -> None:
         """Write rollouts of which only the status, and with it the end time, may have changed."""

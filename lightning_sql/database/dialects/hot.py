@@ -138,10 +138,14 @@ class AttemptChange(NamedTuple):
 
 
 class AttemptChanged(NamedTuple):
-    """What an attempt became."""
+    """What an attempt became, and its rollout with it."""
 
     attempt: Row
     rollout_status: RolloutStatus
+    mode: str | None
+    """The rollout's."""
+    lasted: float | None
+    """Seconds from the rollout's start to its end, where this was its end."""
 
 
 class WorkerBeat(NamedTuple):

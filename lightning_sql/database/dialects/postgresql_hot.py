@@ -330,7 +330,7 @@ class PostgreSQLHotPath(HotPath):
             for row in await self._run(self._updates.of(len(places)), values):
                 place: int = row[10]
                 if row[1] is not None:
-                    answers[place] = AttemptChanged(row[:9], row[9])
+                    answers[place] = AttemptChanged(row[:9], row[9], row[12], row[13])
                 elif row[11]:
                     unseen.append(place)
             places = sorted(unseen, key=lambda place: changes[place].rollout_id)

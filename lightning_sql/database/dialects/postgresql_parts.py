@@ -66,7 +66,7 @@ NOW: Final = "coalesce(CAST(:now AS double precision), date_part('epoch', statem
 def locked_rollout(rollout_id: str) -> str:
     """A rollout as it is now, and stays until this statement is done."""
     return f"""(
-        SELECT r.status, r.attempt_count, r.max_attempts, r.retry_condition,
+        SELECT r.status, r.attempt_count, r.max_attempts, r.retry_condition, r.mode, r.start_time AS begun,
             r.timeout_seconds IS NOT NULL OR r.unresponsive_seconds IS NOT NULL AS limited
         FROM rollouts r WHERE r.partition_id = :partition AND r.rollout_id = {rollout_id}
         LIMIT 1 FOR NO KEY UPDATE

@@ -322,7 +322,7 @@ WITH follow AS MATERIALIZED (
     -- The rollouts come sorted, so that every statement locks in the same order.
     SELECT g.place, g.rollout_id, g.attempt_id AS wanted, g.status AS new_status, g.worker_id AS new_worker,
         g.last_heartbeat_time AS new_heartbeat,
-        o.status AS rollout_status, o.attempt_count, o.limited,
+        o.status AS rollout_status, o.attempt_count, o.limited, o.mode, o.begun,
         a.attempt_id, a.sequence_id, a.start_time,
         {_STATUS_AFTER} AS status_after,
         coalesce(g.worker_id, a.worker_id) AS worker_after,
@@ -396,7 +396,8 @@ tended AS (
 SELECT f.rollout_id, f.attempt_id, f.sequence_id, f.start_time, f.end_after, f.status_after, f.worker_after,
     f.heartbeat_after, CAST(f.metadata_after AS text), f.rollout_after, f.place,
     -- The latest attempt began after this statement did, so it cannot be seen yet.
-    f.wanted IS NULL AND f.attempt_count > 0 AS may_be_unseen
+    f.wanted IS NULL AND f.attempt_count > 0 AS may_be_unseen,
+    f.mode, CASE WHEN f.rollout_after <> f.rollout_status AND f.rollout_after IN {FINISHED} THEN {NOW} - f.begun END
 FROM follow f
 """
 

@@ -340,7 +340,8 @@ class _AttemptUpdates:
             self._workers.setdefault(worker_id, {}).update(
                 lifecycle.worker_sync(attempt[_STATUS], change.rollout_id, attempt[_ATTEMPT_ID], self._now)
             )
-        return AttemptChanged(tuple(attempt), status)
+        ended = status != rollout.status and lifecycle.is_finished(status)
+        return AttemptChanged(tuple(attempt), status, rollout.mode, self._now - rollout.start_time if ended else None)
 
     def _follow(
         self, rollout: RolloutState, attempt_status: AttemptStatus, changes: Mapping[str, Any], *, lost: bool

@@ -58,6 +58,8 @@ class RolloutState(NamedTuple):
     unresponsive_seconds: float | None
     queue_position: int | None
     watch_at: float | None
+    mode: str | None
+    start_time: float
 
     @property
     def is_limited(self) -> bool:
