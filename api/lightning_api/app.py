@@ -16,24 +16,31 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from lightning_api.calls import Service
+from lightning_api.counting import Counting
 from lightning_api.documentation import documentation_of
 from lightning_api.edge import Edge
 from lightning_api.errors import failure, failure_of
+from lightning_api.metrics import PrometheusRecorder
 from lightning_api.operations import Endpoint, Operation
-from lightning_api.routes import OPERATIONS
+from lightning_api.routes import OPERATIONS, metrics
+from lightning_api.sampling import sample_regularly
 from lightning_api.settings import Settings
 from lightning_api.shortcuts import Shortcuts
 from lightning_sql.errors import LightningError
+from lightning_sql.metrics import Recorder
 from lightning_sql.store.factory import open_store
 from lightning_sql.store.interface import LightningStore
 
-__all__ = ["UNLIMITED", "create_app", "create_app_from_environment", "service_of"]
+__all__ = ["UNLIMITED", "create_app", "create_app_from_environment", "recorder_of", "service_of"]
 
 logger: Final = logging.getLogger(__name__)
 
-UNLIMITED: Final = frozenset(declared.path for declared in OPERATIONS if declared.places != "calls")
+UNLIMITED: Final = frozenset(
+    declared.path for declared in (*OPERATIONS, *metrics.OPERATIONS) if declared.places != "calls"
+)
 """The paths that are served however many calls are worked on."""
 
+_ANY_FAILURE: Final = (422, 499, 500, 503)
 _LEAST_SWEEP_SECONDS: Final = 1.0
 _MAINTENANCE_SECONDS: Final = 5.0
 
@@ -47,7 +54,9 @@ def create_app(settings: Settings, store: LightningStore | None = None) -> Lites
             closes its own.
     """
     service = Service(settings, store)
-    operations = (*OPERATIONS, *documentation_of(OPERATIONS, settings))
+    service.recorder = recorder_of(settings) if store is None else store.recorder
+    served = (*OPERATIONS, *metrics.OPERATIONS) if settings.tracker == "prometheus" else OPERATIONS
+    operations = (*served, *documentation_of(served, settings))
     app = Litestar(
         route_handlers=list(_bound(operations, service)),
         lifespan=[_lifespan(service)],
@@ -56,21 +65,38 @@ def create_app(settings: Settings, store: LightningStore | None = None) -> Lites
         logging_config=None,
     )
     app.state["service"] = service
-    hot = {declared.name: Endpoint(declared, service) for declared in OPERATIONS if declared.hot}
+    hot = {declared.name: Endpoint(declared, service) for declared in served if declared.hot}
     app.asgi_handler = Edge(
         app.asgi_handler,
-        Shortcuts(OPERATIONS, hot),
+        Shortcuts(served, hot),
         cors_origins=settings.cors_origins,
         token=settings.token,
         load=service.load,
         unlimited=UNLIMITED,
+        slashed=frozenset(declared.path for declared in metrics.OPERATIONS),
     )
+    if service.recorder is not None:
+        app.asgi_handler = Counting(app.asgi_handler, service.recorder)
+        if isinstance(service.recorder, PrometheusRecorder):
+            service.recorder.expect_routes(
+                (declared.path, declared.method, {declared.status, *declared.errors, *_ANY_FAILURE})
+                for declared in served
+            )
     return app
 
 
 def create_app_from_environment() -> Litestar:
     """The application as `LIGHTNING_SQL_*` variables configure it, for any ASGI server that takes a factory."""
     return create_app(Settings.load(os.environ))
+
+
+def recorder_of(settings: Settings) -> Recorder | None:
+    """Who takes down what the service does, as it is configured."""
+    match settings.tracker:
+        case "prometheus":
+            return PrometheusRecorder()
+        case _:
+            return None
 
 
 def service_of(app: Litestar) -> Service:
@@ -91,6 +117,7 @@ def _lifespan(service: Service) -> Callable[[Litestar], Any]:
                 scan_debounce_seconds=settings.scan_debounce_seconds,
                 claim_timeout_seconds=settings.claim_timeout_seconds,
                 database_wait_seconds=settings.database_wait_seconds,
+                recorder=service.recorder,
             )
             service.current_store = store
         pause = max(settings.scan_debounce_seconds, _LEAST_SWEEP_SECONDS)
@@ -99,6 +126,9 @@ def _lifespan(service: Service) -> Callable[[Litestar], Any]:
             asyncio.create_task(_maintain_regularly(store), name="lightning-sql maintenance"),
             asyncio.create_task(service.hangups.look(), name="lightning-sql hangups"),
         ]
+        if service.recorder is not None:
+            sampling = sample_regularly(service, service.recorder, database=service.samples_database)
+            background.append(asyncio.create_task(sampling, name="lightning-sql sampling"))
         try:
             yield
         finally:

@@ -18,6 +18,7 @@ from lightning_api.load import Load, Places
 from lightning_api.payloads import encode_json
 from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_sql.errors import RecordNotFoundError
+from lightning_sql.metrics import Recorder
 from lightning_sql.records import IdempotencyKey, Identifier
 from lightning_sql.store.interface import LightningStore
 
@@ -48,6 +49,10 @@ class Service:
     compression: CompressionPolicy = field(init=False)
     load: Load = field(init=False)
     hangups: Hangups = field(default_factory=Hangups)
+    recorder: Recorder | None = None
+    """Who takes down what happens; None is nobody."""
+    samples_database: bool = True
+    """Whether this process looks at the queue for the metrics; of several, one is enough."""
 
     def __post_init__(self) -> None:
         settings = self.settings

@@ -88,6 +88,7 @@ def cli() -> None:
 @click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN", help="Repeatable; * is any.")
 @click.option("--token", metavar="TOKEN", help="Bearer token to ask callers for.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning, error (info).")
+@click.option("--tracker", metavar="NAME", help="prometheus, console: metrics (none).")
 @click.option("--body-limit", type=int, metavar="BYTES", help="Largest request body (64 MiB).")
 # Rarely needed, and the help is to fit a screen; the README has them.
 @click.option("--max-requests", type=int, hidden=True)

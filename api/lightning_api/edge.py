@@ -57,6 +57,7 @@ class Edge:
         token: the bearer token to ask for, or None.
         load: what the process has taken on; when that is enough, calls are refused before they cost anything.
         unlimited: the paths that are served nonetheless.
+        slashed: the paths that end with a slash.
     """
 
     def __init__(
@@ -68,7 +69,9 @@ class Edge:
         token: str | None,
         load: Load,
         unlimited: AbstractSet[str],
+        slashed: AbstractSet[str] = frozenset(),
     ) -> None:
+        self._slashed = slashed
         self._app = app
         self._shortcuts = shortcuts
         self._cors = bool(cors_origins)
@@ -111,7 +114,7 @@ class Edge:
         if b"%" in raw and b"%2f" in raw.lower():
             # An escaped slash belongs to an id, and no id in a path has any; unescaped, it would name another route.
             return _not_found(path)
-        if path.endswith("/") and path != "/":
+        if path.endswith("/") and path != "/" and path not in self._slashed:
             return _redirect(scope, path, raw)
         if "//" in path:
             # Litestar would take several slashes for one, and so an empty id for no id.

@@ -132,7 +132,7 @@ class Load:
         most_bytes: how large the bodies of all calls in flight may be together.
     """
 
-    __slots__ = ("bytes", "calls", "downloads", "expected", "most_bytes", "waits")
+    __slots__ = ("bytes", "calls", "downloads", "expected", "most_bytes", "refused", "waits")
 
     def __init__(self, most_calls: int, most_bytes: int) -> None:
         self.calls = Calls(most_calls)
@@ -140,6 +140,8 @@ class Load:
         self.downloads = Places(MOST_DOWNLOADS)
         self.most_bytes = most_bytes
         self.bytes = 0
+        self.refused = 0
+        """Calls that were refused before they cost anything, and that nobody has counted yet."""
         self.expected = 0
         """Calls that have come in this turn of the event loop, and take their places in the next."""
 

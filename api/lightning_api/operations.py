@@ -19,6 +19,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from lightning_api.calls import Call, ClientGoneError, Service, is_json
 from lightning_api.compression import COMPRESS_BYTES
+from lightning_api.counting import note_route
 from lightning_api.errors import NOT_JSON, InvalidPartError, reply_to_error
 from lightning_api.payloads import decode_json
 from lightning_api.replies import Reply, Stream
@@ -244,6 +245,8 @@ class Endpoint:
         service = self._service
         path: Mapping[str, str] = scope["path_params"]
         parameters = {**path, **self._fixed} if self._fixed else path
+        if service.recorder is not None:
+            note_route(scope, self._operation.path, parameters)
         call = Call(service, cast(HTTPScope, scope), receive, parameters, self._places)
         try:
             reply = await self._reply(call)

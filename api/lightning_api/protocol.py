@@ -72,6 +72,7 @@ class LightningProtocol(Connection):
         """The head is complete."""
         if self._load.will_be_full and (refusal := self._refusal()) is not None:
             self._in_head = False
+            self._load.refused += 1
             self.transport.write(refusal)
             self.cycle = cast(Any, _ANSWERED)
             self.on_response_complete()

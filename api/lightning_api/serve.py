@@ -19,7 +19,7 @@ import uvicorn
 import uvloop
 
 from lightning_api.accepting import Acceptor, most_connections
-from lightning_api.app import UNLIMITED, create_app, service_of
+from lightning_api.app import UNLIMITED, create_app, recorder_of, service_of
 from lightning_api.calls import Service
 from lightning_api.connections import IDLE_SECONDS, SWEEP_SECONDS, end_silent
 from lightning_api.logs import configure_logging, log_lost_error
@@ -128,8 +128,11 @@ async def serve(
     signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
     started: Callable[[], None] = lambda: None,
     stop_when_readable: int | None = None,
+    samples_database: bool = True,
 ) -> None:
     """Serve until a signal, or until a file descriptor becomes readable.
+
+    With `samples_database`, this process looks at the queue for the metrics.
 
     Raises:
         LightningError: the store cannot be opened.
@@ -140,9 +143,11 @@ async def serve(
         scan_debounce_seconds=settings.scan_debounce_seconds,
         claim_timeout_seconds=settings.claim_timeout_seconds,
         database_wait_seconds=settings.database_wait_seconds,
+        recorder=recorder_of(settings),
     )
     try:
         app = create_app(settings, store)
+        service_of(app).samples_database = samples_database
         config = uvicorn.Config(
             app,
             http="httptools",

@@ -10,11 +10,12 @@ from typing import Any, Final, Self
 
 from lightning_sql.errors import ConfigurationError
 
-__all__ = ["COMPRESS_MODES", "ENVIRONMENT_PREFIX", "LOG_LEVELS", "Settings", "is_loopback"]
+__all__ = ["COMPRESS_MODES", "ENVIRONMENT_PREFIX", "LOG_LEVELS", "TRACKERS", "Settings", "is_loopback"]
 
 ENVIRONMENT_PREFIX: Final = "LIGHTNING_SQL_"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 COMPRESS_MODES: Final = ("auto", "on", "off")
+TRACKERS: Final = ("none", "prometheus", "console")
 
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off", ""})
@@ -84,6 +85,8 @@ class Settings:
     """How large the bodies of all calls in flight may be together, in bytes; twice the body limit at least."""
     compress: str = _parsed_by(str.lower, "auto")
     """Whether large answers are compressed where the caller takes gzip; `auto`: unless it is on this machine."""
+    tracker: str = _parsed_by(str.lower, "none")
+    """Who takes down metrics: `prometheus` serves them at /v1/prometheus/, `console` prints them."""
     allow_public: bool = _parsed_by(_flag, False)
     """Whether an address that others can reach may be served without a token."""
 
@@ -127,6 +130,7 @@ class Settings:
             "the token must not be empty; leave it out to serve without one": self.token == "",
             "the token must be printable ASCII without spaces": self.token is not None and not _is_token(self.token),
             f"the log level must be one of {', '.join(LOG_LEVELS)}": self.log_level not in LOG_LEVELS,
+            f"the tracker must be one of {', '.join(TRACKERS)}": self.tracker not in TRACKERS,
             f"compress must be one of {', '.join(COMPRESS_MODES)}": self.compress not in COMPRESS_MODES,
         }
         for problem, found in problems.items():

@@ -136,6 +136,11 @@ class Joiner(Generic[C, R]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
+    def name(self) -> str:
+        """What its statement is called."""
+        return self._name
+
+    @property
     def in_flight(self) -> int:
         """How many statements are in flight."""
         return self._busy - (self._starting is not None)

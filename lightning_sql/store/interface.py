@@ -6,10 +6,11 @@ other. Rules are in `lightning_sql.lifecycle`; CONTRACT.md section 7 is where th
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, Self, TypeAlias, TypedDict
 
 from lightning_sql.errors import InvalidRequestError, RecordNotFoundError
@@ -17,6 +18,8 @@ from lightning_sql.metrics import Recorder
 from lightning_sql.otel import ReadableSpan, span_from_sdk
 from lightning_sql.records import (
     IDENTIFIER_BYTES,
+    ROLLOUT_ACTIVE,
+    ROLLOUT_QUEUED,
     UNSET,
     Attempt,
     AttemptedRollout,
@@ -43,10 +46,12 @@ __all__ = [
     "KEPT_SECONDS",
     "FilterLogic",
     "LightningStore",
+    "QueueState",
     "SortOrder",
     "SpanReceipt",
     "StoreCapabilities",
     "StoreStatistics",
+    "Usage",
     "check_import",
     "check_key",
     "refuse_null",
@@ -125,6 +130,30 @@ class SpanReceipt:
     """Those whose rollout or attempt does not exist."""
 
 
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """How work stands, at some moment."""
+
+    queued: int
+    """Rollouts in the queue."""
+    oldest_seconds: float
+    """How long ago the oldest of them was enqueued; 0 if there is none."""
+    running: int
+    """Rollouts that somebody works on."""
+    due: int
+    """Rollouts that the watchdog has to look at, because they may be over a limit; 0 where nobody counts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What this process asks of the database, at this moment."""
+
+    connections_in_use: int = 0
+    connections_idle: int = 0
+    calls_waiting: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many calls wait to be sent, by the statement that they wait for."""
+
+
 class LightningStore(ABC):
     """The control plane of agent training.
 
@@ -155,6 +184,17 @@ class LightningStore(ABC):
 
     async def maintain(self) -> None:  # noqa: B027 - most stores keep themselves
         """Look after the store's surroundings; a server calls this every few seconds."""
+
+    async def queue_state(self) -> QueueState:
+        """How work stands."""
+        queued = await self.query_rollouts(status_in=sorted(ROLLOUT_QUEUED), sort_by="start_time", limit=1)
+        running = await self.query_rollouts(status_in=sorted(ROLLOUT_ACTIVE), limit=1)
+        oldest = max(0.0, time.time() - queued.items[0].start_time) if queued.items else 0.0
+        return QueueState(queued.total, oldest, running.total, due=0)
+
+    def usage(self) -> Usage:
+        """What the running event loop asks of the database."""
+        return Usage()
 
     @property
     def rows(self) -> RowStore | None:

@@ -135,13 +135,14 @@ class Statements:
         self.recorder = recorder
 
     @contextmanager
-    def timed(self, statement: Statement, calls: int = 1) -> Generator[None]:
-        """The body is one statement for so many calls that joined."""
+    def timed(self, statement: Statement, calls: int | None = None) -> Generator[None]:
+        """The body is one statement, for so many calls where calls may join."""
         recorder = self.recorder
         if recorder is None:
             yield
             return
-        recorder.observe(BATCH_CALLS, (statement.name,), calls)
+        if calls is not None:
+            recorder.observe(BATCH_CALLS, (statement.name,), calls)
         started = perf_counter()
         failure: BaseException | None = None
         try:

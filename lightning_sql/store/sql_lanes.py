@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar, cast
@@ -33,6 +34,7 @@ from lightning_sql.errors import DatabaseUnavailableError, DuplicatedPrimaryKeyE
 from lightning_sql.identifiers import new_attempt_id
 from lightning_sql.metrics import CLAIMS, ENQUEUED, RETRIES, SPANS, Recorder
 from lightning_sql.store.batching import Joiner
+from lightning_sql.store.interface import Usage
 from lightning_sql.store.measured import Statement, Statements
 from lightning_sql.store.rows import queued_row, span_size
 from lightning_sql.store.sql_writes import NativeTransaction
@@ -104,7 +106,7 @@ class Lanes:
         self._join = join
         self.hot = database.hot_path(partition, join=join, claim_timeout=claim_timeout)
         self.enqueue: Joiner[RolloutBatch, Sequence[Row]] = self._joiner(
-            "enqueue",
+            _ENQUEUE.name,
             self._enqueue,
             weigh=_weigh_rollouts,
             # Whoever came first is to stand in the queue first.
@@ -112,7 +114,7 @@ class Lanes:
             alone=_FEW_ROLLOUTS,
         )
         self.claim: Joiner[Claim, Sequence[Row]] = self._joiner(
-            "claim",
+            _CLAIM.name,
             self._claim,
             keys=_worker_key,
             weigh=_weigh_claim,
@@ -120,14 +122,16 @@ class Lanes:
             alone=_FEW_CLAIMS,
         )
         self.spans: Joiner[SpanBatch, Sequence[SpanOutcome]] = self._joiner(
-            "spans", self._add_spans, keys=_span_keys, weigh=_weigh_spans, lanes=2, alone=_LIGHT
+            _ADD_SPANS.name, self._add_spans, keys=_span_keys, weigh=_weigh_spans, lanes=2, alone=_LIGHT
         )
         self.attempts: Joiner[AttemptChange, AttemptChanged | None] = self._joiner(
-            "attempt updates", self._update_attempts, keys=lambda change: (change.rollout_id,)
+            _UPDATE_ATTEMPTS.name, self._update_attempts, keys=lambda change: (change.rollout_id,)
         )
-        self.numbers: Joiner[Mapping[str, int], Mapping[str, int]] = self._joiner("numbers", self._issue_numbers)
+        self.numbers: Joiner[Mapping[str, int], Mapping[str, int]] = self._joiner(
+            _ISSUE_NUMBERS.name, self._issue_numbers
+        )
         self.beats: Joiner[WorkerBeat, Row] = self._joiner(
-            "worker heartbeats", self._beat_workers, keys=lambda beat: (beat.worker_id,)
+            _BEAT_WORKERS.name, self._beat_workers, keys=lambda beat: (beat.worker_id,)
         )
 
     def _joiner(
@@ -159,11 +163,30 @@ class Lanes:
         """The time that statements are given; None lets the database look."""
         return None if self._clock is None else self._clock()
 
+    async def instant(self) -> float:
+        """The time, in seconds since the epoch."""
+        now = self.now()
+        if now is not None:
+            return now
+        clock = self.hot.clock()
+        if clock is None:
+            return time.time()
+        [[instant]] = await self.fetch(select(clock), patient=False)
+        return instant
+
+    def usage(self) -> Usage:
+        """What is asked of the database at this moment."""
+        in_use, idle = self.hot.connections()
+        return Usage(in_use, idle, {joiner.name: joiner.waiting for joiner in self._joiners})
+
+    @property
+    def _joiners(self) -> Sequence[Joiner[Any, Any]]:
+        return self.enqueue, self.claim, self.spans, self.attempts, self.numbers, self.beats
+
     async def close(self) -> None:
         """Finish what was begun, without waiting for a database that is away, and close the connections."""
         self._database.stop_waiting()
-        joiners = (self.enqueue, self.claim, self.spans, self.attempts, self.numbers, self.beats)
-        await asyncio.gather(*(joiner.close() for joiner in joiners))
+        await asyncio.gather(*(joiner.close() for joiner in self._joiners))
         await self.hot.close()
 
     # Everything that is not joined

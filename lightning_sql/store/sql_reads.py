@@ -29,7 +29,9 @@ from lightning_sql.database.payload import decode_text, encode_text
 from lightning_sql.database.schema import PARTITION
 from lightning_sql.fields import FieldKind
 from lightning_sql.records import (
+    ROLLOUT_ACTIVE,
     ROLLOUT_FINISHED,
+    ROLLOUT_QUEUED,
     Attempt,
     PaginatedResult,
     ResourcesUpdate,
@@ -39,7 +41,7 @@ from lightning_sql.records import (
     Worker,
     WorkerStatus,
 )
-from lightning_sql.store.interface import FilterLogic, LightningStore, SortOrder, StoreStatistics
+from lightning_sql.store.interface import FilterLogic, LightningStore, QueueState, SortOrder, StoreStatistics, Usage
 from lightning_sql.store.row_store import RolloutQuery, RowPage, RowStore, SpanQuery
 from lightning_sql.store.rows import attempt_of, attempted_of, resources_of, rollout_of, span_of, worker_of
 from lightning_sql.store.sql_lanes import Lanes
@@ -54,6 +56,10 @@ _WIDTH: Final = len(ROLLOUT_COLUMNS)
 def any_rollout(row: Row) -> Rollout:
     """A rollout from a row that continues with its latest attempt, if there is one."""
     return rollout_of(row) if row[_WIDTH] is None else attempted_of(row, attempt_of(row[_WIDTH:]))
+
+
+_MOST_DUE: Final = 10_000
+"""Rollouts over their limits are counted up to here."""
 
 
 class SqlReads(LightningStore, RowStore):
@@ -105,6 +111,35 @@ class SqlReads(LightningStore, RowStore):
     @override
     async def ping(self) -> None:
         await self._lanes.fetch(select(1))
+
+    @override
+    async def queue_state(self) -> QueueState:
+        lanes, statuses = self._lanes, sorted(ROLLOUT_QUEUED | ROLLOUT_ACTIVE)
+        rows = await lanes.fetch(
+            select(ROLLOUTS.c.status, func.count(), func.min(ROLLOUTS.c.start_time))
+            .where(ROLLOUTS.c[PARTITION] == self._partition, ROLLOUTS.c.status.in_(statuses))
+            .group_by(ROLLOUTS.c.status),
+            patient=False,
+        )
+        now = await lanes.instant()
+        due = (
+            select(ROLLOUTS.c.watch_at)
+            .where(ROLLOUTS.c[PARTITION] == self._partition, ROLLOUTS.c.watch_at <= now)
+            .limit(_MOST_DUE)
+            .subquery()
+        )
+        [[overdue]] = await lanes.fetch(select(func.count()).select_from(due), patient=False)
+        queued = [row for row in rows if row[0] in ROLLOUT_QUEUED]
+        return QueueState(
+            queued=sum(row[1] for row in queued),
+            oldest_seconds=max((now - row[2] for row in queued), default=0.0),
+            running=sum(row[1] for row in rows if row[0] in ROLLOUT_ACTIVE),
+            due=overdue,
+        )
+
+    @override
+    def usage(self) -> Usage:
+        return self._lanes.usage()
 
     # Rollouts
 

@@ -257,6 +257,10 @@ class HotPath(ABC):
         """An expression for the position behind the last one of the queue."""
 
     @abstractmethod
+    def connections(self) -> tuple[int, int]:
+        """How many connections are in use, and how many are kept for later."""
+
+    @abstractmethod
     def clock(self) -> ColumnElement[float] | None:
         """An expression for the database's time; None where ours is as good."""
 

@@ -38,17 +38,27 @@ class Connections:
         self._settings = settings
         self._idle: list[Held] = []
         self._free = asyncio.Semaphore(most)
+        self.in_use = 0
+        """How many somebody works with."""
+
+    @property
+    def idle(self) -> int:
+        """How many are kept for later."""
+        return len(self._idle)
 
     async def use(self, work: Callable[[Held], Awaitable[R]]) -> R:
         """Work with a connection in autocommit, which is thrown away if that raises."""
         async with self._free:
             held = await self._checked_out()
+            self.in_use += 1
             try:
                 result = await work(held)
             except BaseException:
                 # Whatever state it is in, nobody else shall find out.
                 await self._discard(held.connection)
                 raise
+            finally:
+                self.in_use -= 1
             self._idle.append(held)
             return result
 

@@ -450,5 +450,10 @@ class PostgreSQLHotPath(HotPath):
         return ORDERS["rollouts"].next_value()
 
     @override
+    def connections(self) -> tuple[int, int]:
+        pools = self._hot, self._pages
+        return sum(pool.in_use for pool in pools), sum(pool.idle for pool in pools)
+
+    @override
     def clock(self) -> ColumnElement[float] | None:
         return sql_cast(extract("epoch", func.clock_timestamp()), Double)

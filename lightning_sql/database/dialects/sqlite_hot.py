@@ -170,6 +170,10 @@ class SQLiteHotPath(HotPath):
         return func.coalesce(last.correlate(None).scalar_subquery(), 0) + 1
 
     @override
+    def connections(self) -> tuple[int, int]:
+        return (0, 0) if self._threads is None else self._threads.connections()
+
+    @override
     def clock(self) -> ColumnElement[float] | None:
         return None
 

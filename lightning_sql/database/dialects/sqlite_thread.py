@@ -326,6 +326,7 @@ class Threads:
         self._idle: list[_Reads] = []
         """Who was busy last is last, and takes the next: what it reads again is still in its processor's cache."""
         self._unread: deque[_Job] = deque()
+        self._writing = False
         self._writer = self._start(self._write, "writer")
 
     def _start(self, target: Callable[[], None], role: str) -> threading.Thread:
@@ -338,6 +339,11 @@ class Threads:
     def is_inherited(self) -> bool:
         """Whether this process was forked from the one that the threads are in."""
         return self._pid != os.getpid()
+
+    def connections(self) -> tuple[int, int]:
+        """How many threads are at work, and how many are not; each has a connection."""
+        at_work = self._writing + len(self._readers) - len(self._idle)
+        return at_work, 1 + len(self._readers) - at_work
 
     def hot(self, work: Callable[[Cursor], R]) -> asyncio.Future[R]:
         """Write in a transaction, which waiting ones may share; a failure leaves nothing of this work, and no other."""
@@ -415,10 +421,12 @@ class Threads:
             waiting.append(self._jobs.get())
             while not self._jobs.empty():
                 waiting.append(self._jobs.get())
+            self._writing = True
             while waiting:
                 if not self._serve_writes(seat, waiting):
                     return
                 seat.tend()
+            self._writing = False
 
     def _serve_writes(self, seat: _Seat, waiting: deque[_Job | _Release]) -> bool:
         """Do what comes first, and with it what can join; False when that was the end."""
