@@ -58,8 +58,9 @@ def _values(metric: Metric, labels: Mapping[str, str] | None) -> Labels:
 class TrackedCollection:
     """Base of everything that stores: it knows its tracker and its name in the metrics."""
 
-    def __init__(self, tracker: MetricsTracker | None = None) -> None:
+    def __init__(self, tracker: MetricsTracker | None = None, name: str | None = None) -> None:
         self._tracker = tracker
+        self._name = name
 
     @property
     def tracker(self) -> MetricsTracker | None:
@@ -69,7 +70,7 @@ class TrackedCollection:
     @property
     def collection_name(self) -> str:
         """The value of the metric label `collection`."""
-        return type(self).__name__
+        return self._name or type(self).__name__
 
     @property
     def extra_tracking_labels(self) -> Mapping[str, str]:

@@ -10,6 +10,7 @@ from typing_extensions import override
 from lightning_sql import lifecycle
 from lightning_sql.collections.protocols import AtomicLabel, LightningCollections
 from lightning_sql.errors import RecordNotFoundError
+from lightning_sql.metrics import CLAIMS, ENQUEUED, RETRIES
 from lightning_sql.records import (
     ROLLOUT_ACTIVE,
     UNSET,
@@ -157,6 +158,7 @@ class CollectionStore(CollectionWrites):
         async def enqueue(transaction: StoreTransaction) -> Sequence[Rollout]:
             created = await self._new_rollouts(transaction, rollouts, "queuing")
             await transaction.collections.rollout_queue.enqueue([rollout.rollout_id for rollout in created])
+            transaction.counts[ENQUEUED] += len(created)
             return created
 
         async def recall(rollout_ids: list[str]) -> Sequence[Rollout]:
@@ -199,6 +201,8 @@ class CollectionStore(CollectionWrites):
         async def claim(transaction: StoreTransaction) -> Sequence[AttemptedRollout]:
             rollouts = await transaction.take_from_queue(limit)
             claimed = await transaction.begin_attempts(rollouts, worker_id) if rollouts else []
+            transaction.counts[CLAIMS] += len(claimed)
+            transaction.counts[RETRIES] += sum(rollout.attempt.sequence_id > 1 for rollout in claimed)
             if worker_id:
                 worker = await transaction.worker(worker_id)
                 worker = (

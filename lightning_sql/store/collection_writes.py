@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, TypeAlias, TypeVar
@@ -14,7 +15,7 @@ from lightning_sql.collections.protocols import AtomicLabel, LightningCollection
 from lightning_sql.collections.tracking import store_method
 from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.identifiers import new_resources_id
-from lightning_sql.metrics import Recorder
+from lightning_sql.metrics import SPANS, Metric, Recorder
 from lightning_sql.records import (
     ROLLOUT_FINISHED,
     UNSET,
@@ -28,7 +29,7 @@ from lightning_sql.records import (
 )
 from lightning_sql.store.collection_reads import CollectionReads
 from lightning_sql.store.interface import SpanReceipt, StoreCapabilities, check_import
-from lightning_sql.store.measured import record_finished
+from lightning_sql.store.measured import record_finished, record_lag
 from lightning_sql.store.memory_keys import MemoryKeys
 from lightning_sql.store.spans import SpanImport
 from lightning_sql.store.transaction import StoreTransaction
@@ -99,11 +100,14 @@ class CollectionWrites(CollectionReads):
         self, name: str, labels: Sequence[AtomicLabel], callback: Callable[[StoreTransaction], Awaitable[R]]
     ) -> R:
         finished: list[Rollout] = []
+        counts: Counter[Metric] = Counter()
 
         async def run(collections: LightningCollections) -> R:
             transaction = StoreTransaction(collections, await collections.now(), self._claim_timeout)
             result = await callback(transaction)
             finished[:] = transaction.finished
+            counts.clear()
+            counts.update(transaction.counts)
             return result
 
         token = store_method.set((name, name))
@@ -112,7 +116,10 @@ class CollectionWrites(CollectionReads):
         finally:
             store_method.reset(token)
         self._watcher.announce(rollout.rollout_id for rollout in finished)
-        record_finished(self.recorder, finished)
+        if self.recorder is not None:
+            record_finished(self.recorder, finished)
+            for metric, amount in counts.items():
+                self.recorder.count(metric, amount=amount)
         return result
 
     # Waits
@@ -125,6 +132,9 @@ class CollectionWrites(CollectionReads):
         if pending and (timeout is None or timeout > 0):
             await self._watcher.wait(pending, timeout)
             known = await self._rollouts_by_id(rollout_ids)
+            if self.recorder is not None:
+                ends = [known[id_].end_time for id_ in pending if id_ in known]
+                record_lag(self.recorder, len(pending), ends, time.time())
         finished = {id_ for id_, rollout in known.items() if lifecycle.is_finished(rollout.status)}
         return [known[rollout_id] for rollout_id in rollout_ids if rollout_id in finished]
 
@@ -168,9 +178,15 @@ class CollectionWrites(CollectionReads):
                 raise RecordNotFoundError(
                     f"there is no attempt {missing.attempt_id!r:.200} of a rollout {missing.rollout_id!r:.200}"
                 )
-            return await work.store()
+            return await self._stored(transaction, work)
 
         return await self._write(name, SPAN_LABELS, store)
+
+    @staticmethod
+    async def _stored(transaction: StoreTransaction, work: SpanImport) -> Sequence[Span]:
+        stored = await work.store()
+        transaction.counts[SPANS] += len(stored)
+        return stored
 
     @override
     async def import_spans(
@@ -186,7 +202,8 @@ class CollectionWrites(CollectionReads):
 
         async def store(transaction: StoreTransaction) -> SpanReceipt:
             work = await SpanImport.prepare(transaction, spans, unnumbered)
-            return SpanReceipt(stored=await work.store(), duplicates=work.duplicates, rejected=work.rejected)
+            stored = await self._stored(transaction, work)
+            return SpanReceipt(stored, duplicates=work.duplicates, rejected=work.rejected)
 
         async def recall(keys: tuple[set[_SpanKey], set[_SpanKey]]) -> SpanReceipt:
             first: dict[_SpanKey, Span] = {}

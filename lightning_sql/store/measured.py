@@ -14,6 +14,7 @@ from lightning_sql.metrics import (
     BATCH_CALLS,
     COLLECTION_CALLS,
     COLLECTION_LATENCY,
+    NOTIFICATION_LAG,
     ROLLOUTS_DURATION,
     ROLLOUTS_FINISHED,
     STORE_CALLS,
@@ -24,7 +25,7 @@ from lightning_sql.metrics import (
 from lightning_sql.records import Rollout, RolloutStatus
 from lightning_sql.store.interface import LightningStore
 
-__all__ = ["PUBLIC_METHODS", "Statement", "Statements", "measured", "record_finished", "record_outcome"]
+__all__ = ["PUBLIC_METHODS", "Statement", "Statements", "measured", "record_finished", "record_lag", "record_outcome"]
 
 S = TypeVar("S", bound=type[LightningStore])
 
@@ -181,3 +182,13 @@ def record_finished(recorder: Recorder | None, rollouts: Iterable[Rollout]) -> N
         for rollout in rollouts:
             seconds = 0.0 if rollout.end_time is None else rollout.end_time - rollout.start_time
             record_outcome(recorder, rollout.status, rollout.mode, seconds)
+
+
+def record_lag(recorder: Recorder, waited_for: int, ends: Iterable[float | None], now: float) -> None:
+    """Record how long after the last of so many rollouts ended, at these times, those who waited are told.
+
+    Nothing where some have not ended: then it was their patience that did.
+    """
+    times = [end for end in ends if end is not None]
+    if len(times) == waited_for:
+        recorder.observe(NOTIFICATION_LAG, (), max(0.0, now - max(times)))

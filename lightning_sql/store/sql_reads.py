@@ -42,6 +42,7 @@ from lightning_sql.records import (
     WorkerStatus,
 )
 from lightning_sql.store.interface import FilterLogic, LightningStore, QueueState, SortOrder, StoreStatistics, Usage
+from lightning_sql.store.measured import record_lag
 from lightning_sql.store.row_store import RolloutQuery, RowPage, RowStore, SpanQuery
 from lightning_sql.store.rows import attempt_of, attempted_of, resources_of, rollout_of, span_of, worker_of
 from lightning_sql.store.sql_lanes import Lanes
@@ -58,6 +59,7 @@ def any_rollout(row: Row) -> Rollout:
     return rollout_of(row) if row[_WIDTH] is None else attempted_of(row, attempt_of(row[_WIDTH:]))
 
 
+_END_TIME: Final = ROLLOUT_COLUMNS.index("end_time")
 _MOST_DUE: Final = 10_000
 """Rollouts over their limits are counted up to here."""
 
@@ -204,6 +206,7 @@ class SqlReads(LightningStore, RowStore):
     async def finished_rows(self, rollout_ids: Sequence[str], timeout: float | None) -> Sequence[Row]:
         await self._pass_gate()
         ids = [encode_text(rollout_id) for rollout_id in dict.fromkeys(rollout_ids)]
+        pending: set[str] = set()
         if timeout is None or timeout > 0:
             within = self._dialect.within(ROLLOUTS.c.rollout_id, list(dict.fromkeys(rollout_ids)), FieldKind.TEXT)
             known = select(*raw_columns(ROLLOUTS, ("rollout_id", "status"))).where(
@@ -217,6 +220,10 @@ class SqlReads(LightningStore, RowStore):
             if pending:
                 await self._watcher.wait(pending, timeout)
         found = {row[0]: row for row in await self._lanes.rollouts(ids, finished=True)} if ids else {}
+        if pending and self.recorder is not None:
+            now = self._lanes.now()
+            ends = [found[id_][_END_TIME] for id_ in map(encode_text, pending) if id_ in found]
+            record_lag(self.recorder, len(pending), ends, time.time() if now is None else now)
         return [found[id_] for id_ in map(encode_text, rollout_ids) if id_ in found]
 
     @override

@@ -13,6 +13,7 @@ from typing import Final
 from lightning_sql import lifecycle
 from lightning_sql.collections.protocols import LightningCollections
 from lightning_sql.errors import RecordNotFoundError
+from lightning_sql.metrics import Metric
 from lightning_sql.records import Attempt, AttemptedRollout, Rollout, Worker
 
 __all__ = ["LATEST", "StoreTransaction", "attempted", "latest_attempts", "latest_of", "rollout_or_error"]
@@ -66,6 +67,8 @@ class StoreTransaction:
         self.now = now
         self.finished: list[Rollout] = []
         """The rollouts that got an outcome, for whoever wakes their waiters and counts them after the commit."""
+        self.counts: Counter[Metric] = Counter()
+        """What else there is to count after the commit."""
 
     async def save_rollouts(self, changes: Iterable[tuple[Rollout, Rollout]], fields: Sequence[str]) -> None:
         """Write the named fields of rollouts, given before and after, and keep the queue in step with their status."""

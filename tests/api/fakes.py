@@ -12,6 +12,8 @@ from tests.rows import spliced_row
 class StoreOfRows:
     """A store of which only its rows are used."""
 
+    recorder = None
+
     def __init__(self, rows: Any) -> None:
         self.rows = rows
 

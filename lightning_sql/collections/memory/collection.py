@@ -127,8 +127,9 @@ class MemoryCollection(Container[_Table[T]], Collection[T]):
         index_fields: Iterable[str] = (),
         tracker: MetricsTracker | None = None,
         lock: asyncio.Lock | None = None,
+        name: str | None = None,
     ) -> None:
-        super().__init__(tracker)
+        super().__init__(tracker, name)
         self._item_type = item_type
         self._primary_keys = checks.check_primary_keys(item_type, primary_keys)
         self._state = _Table[T](dict.fromkeys([*self._primary_keys[:1], *index_fields]))

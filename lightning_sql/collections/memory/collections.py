@@ -45,20 +45,17 @@ class MemoryCollections(LightningCollections):
         super().__init__(tracker)
         self._clock = clock
         self._locks: dict[AtomicLabel, asyncio.Lock] = {label: asyncio.Lock() for label in checks.check_labels(None)}
-        locks = self._locks
-        self._rollouts = MemoryCollection(
-            Rollout, ["rollout_id"], index_fields=["status"], tracker=tracker, lock=locks["rollouts"]
-        )
-        self._attempts = MemoryCollection(
-            Attempt, ["rollout_id", "attempt_id"], tracker=tracker, lock=locks["attempts"]
-        )
-        self._spans = MemoryCollection(
-            Span, ["rollout_id", "attempt_id", "span_id"], tracker=tracker, lock=locks["spans"]
-        )
-        self._resources = MemoryCollection(ResourcesUpdate, ["resources_id"], tracker=tracker, lock=locks["resources"])
-        self._workers = MemoryCollection(Worker, ["worker_id"], tracker=tracker, lock=locks["workers"])
-        self._rollout_queue = MemoryQueue(str, tracker=tracker, lock=locks["rollout_queue"])
-        self._span_sequence_ids = MemoryKeyValue[str, int](tracker=tracker, lock=locks["span_sequence_ids"])
+
+        def common(label: AtomicLabel) -> dict[str, Any]:
+            return {"tracker": tracker, "lock": self._locks[label], "name": label}
+
+        self._rollouts = MemoryCollection(Rollout, ["rollout_id"], index_fields=["status"], **common("rollouts"))
+        self._attempts = MemoryCollection(Attempt, ["rollout_id", "attempt_id"], **common("attempts"))
+        self._spans = MemoryCollection(Span, ["rollout_id", "attempt_id", "span_id"], **common("spans"))
+        self._resources = MemoryCollection(ResourcesUpdate, ["resources_id"], **common("resources"))
+        self._workers = MemoryCollection(Worker, ["worker_id"], **common("workers"))
+        self._rollout_queue = MemoryQueue(str, **common("rollout_queue"))
+        self._span_sequence_ids = MemoryKeyValue[str, int](**common("span_sequence_ids"))
 
     @property
     @override

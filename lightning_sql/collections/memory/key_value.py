@@ -36,8 +36,9 @@ class MemoryKeyValue(Container[dict[K, V]], KeyValue[K, V]):
         *,
         tracker: MetricsTracker | None = None,
         lock: asyncio.Lock | None = None,
+        name: str | None = None,
     ) -> None:
-        super().__init__(tracker)
+        super().__init__(tracker, name)
         self._state = dict(values or {})
         self._journal = None
         self._lock = lock or asyncio.Lock()

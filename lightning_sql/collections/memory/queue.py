@@ -59,8 +59,9 @@ class MemoryQueue(Container[_Entries[Q]], Queue[Q]):
         *,
         tracker: MetricsTracker | None = None,
         lock: asyncio.Lock | None = None,
+        name: str | None = None,
     ) -> None:
-        super().__init__(tracker)
+        super().__init__(tracker, name)
         self._item_type = item_type
         self._state = _Entries[Q]()
         self._journal = None

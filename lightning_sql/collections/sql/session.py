@@ -64,7 +64,7 @@ class SqlContainer(TrackedCollection):
     @property
     @override
     def collection_name(self) -> str:
-        return self._table.name
+        return self._table.name.removeprefix("collection_")
 
     @property
     def _dialect(self) -> Dialect:
