@@ -69,6 +69,7 @@ _GROUPS: Final = (
             "its last job."
         ),
     ),
+    ("Metrics", ("tracking.",), "The same cycles on a server with `--tracker prometheus`, against one without."),
 )
 
 
@@ -92,7 +93,7 @@ def _head(machine: Machine, samples: Samples, rounds: int) -> list[str]:
             f"Every figure is a median of {rounds} round{'s' if rounds > 1 else ''}, all targets measured once in each "
             "and in an order that rotates, and stands beside the other's figure of the same run: read the ratios. The "
             "upstream server is Agent Lightning 0.3.0's own, storing in memory, in one process, as its command line "
-            "runs it. Ours runs with its defaults, metrics and logging included. Drivers run in a process of their own "
+            "runs it. Ours runs with its defaults, logging included. Drivers run in a process of their own "
             f"on the same machine. Each of the {samples.calls:,} calls was checked: status, ids, that no rollout was "
             f"claimed twice, that every span was stored and every attempt ended; {samples.failed or 'none'} failed."
         ),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bench.plan import Metric, Plan, Source, Work, joined
+from bench.plan import Better, Metric, Plan, Source, Work, joined
 from bench.scale import Scale
 from bench.seeds import succeeded_among
 from bench.servers import OURS, UPSTREAM, Kind, Target, size_name
@@ -383,9 +383,35 @@ def _in_process(choice: Choice) -> Plan:
     return joined(plans)
 
 
+def _tracking(choice: Choice) -> Plan:
+    """What it costs to take down metrics."""
+    if "lean" not in choice.drivers:
+        return Plan([], [])
+    params = {"runners": RUNNERS, "seconds": choice.scale.cycle_seconds}
+    work = Work("tracking.lean", "tracking", "lean", "cycle", params, repeats=choice.scale.repeats)
+    figures: Sequence[tuple[str, str, Better, float]] = (
+        ("rate", "cycles/s", "more", 0.95),
+        ("cpu", "ms CPU a cycle", "less", 1.05),
+    )
+    metrics = [
+        Metric(
+            name=f"tracking.{value}.{kind}",
+            unit=unit,
+            better=better,
+            ours=Source(work.name, Target(kind, tracked=True), f"cycle.{value}"),
+            peer=Source(work.name, Target(kind), f"cycle.{value}"),
+            against="without metrics",
+            floor=floor,
+        )
+        for kind in choice.durable()
+        for value, unit, better, floor in figures
+    ]
+    return Plan([work], metrics)
+
+
 def whole_plan(choice: Choice) -> Plan:
     """Everything that can be measured of a choice."""
-    return joined(make(choice) for make in (_cycles, _alone, _together, _bulk, _reads, _growth, _in_process))
+    return joined(make(choice) for make in (_cycles, _alone, _together, _bulk, _reads, _growth, _in_process, _tracking))
 
 
 def chosen_kinds(names: str) -> list[Kind]:

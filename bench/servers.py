@@ -32,14 +32,18 @@ class Target:
         kind: which store.
         rollouts: how many finished ones it holds at the start.
         served: whether there is a server in front of the database.
+        tracked: whether the server takes down metrics for Prometheus.
     """
 
     kind: Kind
     rollouts: int = 0
     served: bool = True
+    tracked: bool = False
 
     def __str__(self) -> str:
         size = f"@{size_name(self.rollouts)}" if self.rollouts else ""
+        if self.tracked:
+            size += ", with metrics"
         return f"{self.kind}{size}" if self.served else f"{self.kind} (in process)"
 
 
@@ -77,7 +81,7 @@ class Places:
             if target.rollouts and (reason := fill(database_url, target.rollouts)):
                 yield reason
             elif target.served:
-                yield stack.enter_context(self._own(database_url, engine_pid))
+                yield stack.enter_context(self._own(database_url, engine_pid, tracked=target.tracked))
             else:
                 yield Endpoint(database_url=database_url)
 
@@ -102,9 +106,11 @@ class Places:
                         left.unlink()
 
     @contextlib.contextmanager
-    def _own(self, database_url: str, engine_pid: int | None) -> Iterator[Endpoint]:
+    def _own(self, database_url: str, engine_pid: int | None, *, tracked: bool) -> Iterator[Endpoint]:
         port = free_port()
         command = [sys.executable, "-m", "lightning_api", "serve", "--port", str(port), "--database-url", database_url]
+        if tracked:
+            command += ["--tracker", "prometheus"]
         with self._served(command, port, START_SECONDS) as pid:
             watched = {"server": pid} | ({"database": engine_pid} if engine_pid else {})
             # Where the database's share cannot be seen, the server's alone would look like all of it.
