@@ -348,6 +348,8 @@ def test_decompress_restores_everything() -> None:
 
 async def test_failures_are_told_in_protobuf(serve: Any) -> None:
     class Failing:
+        recorder = None
+
         error: Exception = DatabaseUnavailableError("secret")
 
         async def import_spans(self, *arguments: Any, **options: Any) -> Any:

@@ -104,6 +104,8 @@ async def test_a_client_that_hangs_up_stops_its_wait(has_rows: bool) -> None:
     waiting, stopped = asyncio.Event(), asyncio.Event()
 
     class Waiting:
+        recorder = None
+
         @property
         def rows(self) -> Any:
             return self if has_rows else None
@@ -266,6 +268,8 @@ async def test_the_watchdog_looks_while_nobody_calls(
     outcomes = iter([RuntimeError("first"), DatabaseUnavailableError("second"), None, None])
 
     class Sweeping:
+        recorder = None
+
         async def sweep(self) -> int:
             sweeps.put_nowait(1)
             outcome = next(outcomes, None)
@@ -287,6 +291,8 @@ async def test_the_watchdog_looks_while_nobody_calls(
 
 async def test_readiness_follows_the_store() -> None:
     class Pinged:
+        recorder = None
+
         failing = False
 
         async def ping(self) -> None:
