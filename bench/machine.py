@@ -7,6 +7,7 @@ import platform
 import sqlite3
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -48,7 +49,7 @@ def describe(folder: Path, postgres: Postgres | None) -> Machine:
     """Look at this machine; measures its disk for half a second."""
     return Machine(
         cpu=_cpu_model(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores(),
         memory_gib=psutil.virtual_memory().total / 2**30,
         system=f"{platform.system()} {platform.release().partition('-')[0]}",
         python=platform.python_version(),
@@ -58,6 +59,23 @@ def describe(folder: Path, postgres: Postgres | None) -> Machine:
         folder=filesystem(folder),
         fsyncs_per_second=(fsyncs_per_second(folder),),
     )
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def facts() -> dict[str, Any]:
+    """What of this machine is known without measuring anything, to be written beside figures."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+    }
 
 
 def after(machine: Machine, folder: Path) -> Machine:
