@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import asyncpg
 import psutil
 
 from bench.catalogue import connect_postgres
@@ -48,7 +49,8 @@ class Postgres:
     @contextlib.contextmanager
     def database(self) -> Iterator[str]:
         """A fresh database, dropped with the block."""
-        url = self._server.create_database(f"bench_{uuid.uuid4().hex}")
+        with _reached():
+            url = self._server.create_database(f"bench_{uuid.uuid4().hex}")
         try:
             yield url
         finally:
@@ -63,7 +65,9 @@ def postgres(url: str | None, folder: Path) -> Iterator[Postgres]:
         BenchError: there is none, it does not start, or what it acknowledges is not on disk.
     """
     if url is not None:
-        yield Postgres(PostgresServer(url))
+        with _reached():
+            server = Postgres(PostgresServer(url))
+        yield server
         return
     buffers = "1GB" if psutil.virtual_memory().total > 6 * 2**30 else "128MB"
     before = tempfile.tempdir
@@ -75,6 +79,15 @@ def postgres(url: str | None, folder: Path) -> Iterator[Postgres]:
         raise BenchError(str(error)) from error
     finally:
         tempfile.tempdir = before
+
+
+@contextlib.contextmanager
+def _reached() -> Iterator[None]:
+    """Say in a line, and without the URL, which may hold a password, why a server cannot be used."""
+    try:
+        yield
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
+        raise BenchError(f"this PostgreSQL cannot be used: {error or type(error).__name__}") from error
 
 
 async def _show(url: str, *names: str) -> dict[str, str]:

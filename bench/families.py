@@ -36,6 +36,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import rich_click as click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -108,6 +109,12 @@ class Tally:
         """Count a failure unless something that must hold does."""
         if not right:
             self.fail(what)
+
+    def take_back(self, times: int, what: str) -> None:
+        """Count so many successes as failures after all."""
+        if times:
+            self.succeeded -= times
+            self.fail(f"{times} {what}", times)
 
     async def timed(self, call: Awaitable[T], right: Callable[[T], bool] | None = None) -> T | None:
         """Await a call, time it and count it.
@@ -256,7 +263,7 @@ class Bench:
             latencies = (None if value is None else value * 1000 for value in result.quantiles())
             figures = (number(value) for value in (result.seconds, result.per_second, *latencies))
             style = None if result.complete else "red"
-            table.add_row(result.name, result.backend, *counts, *figures, style=style)
+            table.add_row(escape(result.name), escape(result.backend), *counts, *figures, style=style)
         return table
 
     def _print_below(self, result: Result) -> None:
