@@ -39,6 +39,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from yarl import URL
 
 from bench import machine
 from bench.drivers.meter import FAILURES as CALL_FAILURES
@@ -55,6 +56,7 @@ __all__ = [
     "Bench",
     "Result",
     "Tally",
+    "http_address",
     "launch",
     "summary_option",
 ]
@@ -307,6 +309,21 @@ class Bench:
 
 def _written(value: Any) -> str:
     return number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def http_address(option: str, given: str) -> str:
+    """The address of a server as an option gives it, without a slash at its end.
+
+    Raises:
+        BenchError: it is none; the message does not repeat it, since it may hold a password.
+    """
+    try:
+        url = URL(given)
+        if url.scheme in ("http", "https") and url.host and not url.query_string and not url.fragment:
+            return given.rstrip("/")
+    except ValueError:
+        pass
+    raise BenchError(f"{option} must be an address such as http://127.0.0.1:4747")
 
 
 def launch(command: click.Command, program: str, arguments: Sequence[str] | None = None) -> NoReturn:
