@@ -15,9 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import uvloop
 
@@ -34,6 +34,9 @@ _TAIL_LINES: Final = 15
 Advance = Callable[[int], None]
 Work = Callable[[Mapping[str, Any], Callable[[], Awaitable[None]], Advance], Awaitable[Any]]
 """Does a job, given what to await once it is prepared and whom to tell of progress; what it returns is JSON."""
+
+_Said: TypeAlias = "queue.SimpleQueue[tuple[int, dict[str, Any] | None]]"
+"""What members say, by their number; None when one ends before it has a result."""
 
 
 class Pace:
@@ -95,7 +98,7 @@ def run_crew(module: str, jobs: Sequence[Mapping[str, Any]], folder: Path, advan
     Raises:
         BenchError: a process ended without a result, or nothing gets done any more; the message ends with its log.
     """
-    said: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
+    said: _Said = queue.SimpleQueue()
     logs = [folder / f"member-{number}.log" for number in range(len(jobs))]
 
     def tail(number: int) -> str:
@@ -112,15 +115,9 @@ def run_crew(module: str, jobs: Sequence[Mapping[str, Any]], folder: Path, advan
         return number, message
 
     with contextlib.ExitStack() as stack:
-        processes = []
-        for number, job in enumerate(jobs):
-            log = stack.enter_context(logs[number].open("wb"))
-            command = [sys.executable, "-m", module]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
-            process = stack.enter_context(started(command, **pipes))
-            processes.append(process)
+        processes = [stack.enter_context(_process(module, number, log, said)) for number, log in enumerate(logs)]
+        for process, job in zip(processes, jobs, strict=True):
             _tell(process, json.dumps(job))
-            threading.Thread(target=_listen, args=(number, process, said), daemon=True).start()
         for _ in jobs:
             hear(START_SECONDS)  # that one of them is ready
         for process in processes:
@@ -139,6 +136,29 @@ def run_crew(module: str, jobs: Sequence[Mapping[str, Any]], folder: Path, advan
         return [results[number] for number in range(len(jobs))]
 
 
+@contextlib.contextmanager
+def _process(module: str, number: int, log: Path, said: _Said) -> Iterator[subprocess.Popen[bytes]]:
+    """A member, and a thread that listens to it; both are gone after the block."""
+    command = [sys.executable, "-m", module]
+    with (
+        log.open("wb") as errors,
+        contextlib.ExitStack() as after,
+        started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
+        listener = threading.Thread(target=_listen, args=(number, process, said), daemon=True)
+        after.callback(_close, process, listener)
+        listener.start()
+        yield process
+
+
+def _close(process: subprocess.Popen[bytes], listener: threading.Thread) -> None:
+    listener.join(STOP_SECONDS)  # the process has ended, and so has what it said
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
 def _tell(process: subprocess.Popen[bytes], line: str) -> None:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended, which whoever listens to it will hear
@@ -146,9 +166,7 @@ def _tell(process: subprocess.Popen[bytes], line: str) -> None:
         process.stdin.flush()
 
 
-def _listen(
-    number: int, process: subprocess.Popen[bytes], said: queue.SimpleQueue[tuple[int, dict[str, Any] | None]]
-) -> None:
+def _listen(number: int, process: subprocess.Popen[bytes], said: _Said) -> None:
     assert process.stdout is not None
     finished = False
     for line in process.stdout:
