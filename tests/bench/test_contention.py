@@ -133,7 +133,7 @@ class TestRun:
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("benchmark", "backend"),
-        [("insert", "sqlite"), ("inc", "sqlite"), ("dequeue", "postgres")],
+        [("inc", "sqlite"), ("insert", "postgres")],
     )
     def test_processes_on_a_database(self, benchmark: str, backend: str, tmp_path: Path) -> None:
         file, data = tmp_path / "summary.jsonl", tmp_path / "data"

@@ -14,6 +14,7 @@ import pytest
 
 from lightning_api.settings import Settings
 from lightning_sql.testing.postgres import PostgresServer
+from tests.bench.fake_prometheus import fake_prometheus
 from tests.commands import ROOT, call, environment, run, serving
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -121,6 +122,8 @@ def test_a_command(
         case ["python", "-m", module, option, _] if module.startswith("tests.faults."):
             # These take long, and are played in a short form elsewhere: only that there are such is looked at.
             assert option in succeed([sys.executable, "-m", module, "--help"], place, variables)
+        case ["python", "-m", module, *words] if module.startswith("bench."):
+            benchmark(module, words, [*server, "--tracker", "prometheus"], port, place, variables)
         case ["curl", "-s", *words]:
             with serving(server, port, place, variables):
                 status, body = ask(words, port)
@@ -128,6 +131,28 @@ def test_a_command(
                 json.loads(body)
         case _:
             pytest.fail(f"{page.name} has a command that nothing runs: {line}")
+
+
+def benchmark(
+    module: str, words: list[str], server: list[str], port: int, place: Path, variables: dict[str, str]
+) -> None:
+    """Run one of the bench families with few tasks."""
+    command = [sys.executable, "-m", module]
+    match module:
+        case "bench.collections":
+            # PostgreSQL runs as somebody else, for whom the test's own folder for temporary files is closed.
+            variables = {name: value for name, value in variables.items() if name != "TMPDIR"}
+            assert f"{words[0]}: concurrency" in succeed([*command, *words, "--total-tasks", "60"], place, variables)
+        case "bench.micro":
+            few = ["--total-tasks", "20", "--concurrency", "4"]
+            with serving(server, port, place, variables):
+                assert f"{words[0]}: concurrency" in succeed([*command, *words, *few], place, variables)
+        case "bench.analyze":
+            with fake_prometheus() as address:
+                words = [word.replace("http://127.0.0.1:9090", address) for word in words]
+                assert "store methods" in succeed([*command, *words], place, variables)
+        case _:
+            pytest.fail(f"a benchmark that nothing runs: {module}")
 
 
 def make(line: str, arguments: list[str], port: int, place: Path, variables: dict[str, str]) -> None:
