@@ -89,8 +89,8 @@ class Window:
 
     @property
     def range(self) -> str:
-        """The same, as a range of PromQL."""
-        return f"[{round(self.seconds * 1000)}ms]"
+        """The same, as PromQL writes a duration."""
+        return f"{round(self.seconds * 1000)}ms"
 
     def __str__(self) -> str:
         start, end = (f"{datetime.fromtimestamp(instant, UTC):%Y-%m-%d %H:%M:%S}" for instant in (self.start, self.end))
@@ -100,12 +100,23 @@ class Window:
 def expressions(subject: Subject, window: Window) -> list[str]:
     """The expressions of a table: calls, errors, and each quantile."""
     by = ", ".join(subject.labels)
-    increases = [
-        f"sum by ({by}) (increase({subject.counter}{matcher}{window.range}))"
-        for matcher in ("", f"{{{subject.error}}}")
-    ]
-    buckets = f"sum by ({by}, le) (rate({subject.histogram}_bucket{window.range}))"
-    return [*increases, *(f"histogram_quantile({quantile}, {buckets})" for quantile in QUANTILES)]
+    counters = (subject.counter, f"{subject.counter}{{{subject.error}}}")
+    sums = [f"sum by ({by}) ({_grown(counter, window)})" for counter in counters]
+    buckets = f"sum by ({by}, le) ({_grown(f'{subject.histogram}_bucket', window)})"
+    return [*sums, *(f"histogram_quantile({quantile}, {buckets})" for quantile in QUANTILES)]
+
+
+def _grown(series: str, window: Window) -> str:
+    """By how much counters have grown.
+
+    `increase` knows only what came after a series was first scraped, by which time a short run may be over. So one that
+    came up later than its target, and was not there at the start, counts whole. One that is as old as what is known of
+    its target does not: most of it may be from before.
+    """
+    span = window.range
+    scrapes = f"sum by (job, instance) (count_over_time(lightning_sql_build_info[{span}]))"
+    late = f"count_over_time({series}[{span}]) < on (job, instance) group_left () {scrapes}"
+    return f"{series} unless {series} offset {span} and {late} or increase({series}[{span}])"
 
 
 async def lines_of(prometheus: Prometheus, subject: Subject, window: Window) -> list[Line]:

@@ -20,9 +20,14 @@ CALLS = {
 }
 """Labels, calls and errors of what the store that it watched has done."""
 
-_RATE = re.compile(r"sum by \(([\w, ]+)\) \(increase\((agl_\w+)_total(\{status![~=]\"[^\"]+\"\})?\[(\d+)ms\]\)\)")
-_QUANTILE = re.compile(
-    r"histogram_quantile\((0\.\d+), sum by \(([\w, ]+), le\) \(rate\((agl_\w+)_latency_bucket\[(\d+)ms\]\)\)\)"
+_SUM = re.compile(r"sum by \(([\w, ]+)\) \((.+)\)")
+_QUANTILE = re.compile(r"histogram_quantile\((0\.\d+), sum by \(([\w, ]+), le\) \((.+)\)\)")
+_SERIES = r"(?P<series>(?P<subject>agl_\w+)_(total|latency_bucket)(?P<matcher>\{status![~=]\"[^\"]+\"\})?)"
+_GROWN = re.compile(
+    _SERIES + r" unless (?P=series) offset (?P<range>\d+ms)"
+    r" and count_over_time\((?P=series)\[(?P=range)\]\) < on \(job, instance\) group_left \(\)"
+    r" sum by \(job, instance\) \(count_over_time\(lightning_sql_build_info\[(?P=range)\]\)\)"
+    r" or increase\((?P=series)\[(?P=range)\]\)"
 )
 
 
@@ -56,13 +61,12 @@ class FakePrometheus:
 
     def _value_of(self, expression: str) -> tuple[list[str], Callable[[float, float], str], str] | None:
         """The labels that an expression groups by, the value of a line, and what it is of."""
-        if found := _RATE.fullmatch(expression):
-            by, subject, matcher, _ = found.groups()
-            return by.split(", "), lambda calls, errors: str(errors if matcher else calls), subject
-        if found := _QUANTILE.fullmatch(expression):
-            quantile, by, subject, _ = found.groups()
-            seconds = {"0.5": "0.002", "0.95": "0.02"}.get(quantile, "0.25")
-            return by.split(", "), lambda calls, _: seconds if calls else "NaN", subject
+        if (found := _SUM.fullmatch(expression)) and (grown := _GROWN.fullmatch(found[2])):
+            matcher = grown["matcher"]
+            return found[1].split(", "), lambda calls, errors: str(errors if matcher else calls), grown["subject"]
+        if (found := _QUANTILE.fullmatch(expression)) and (grown := _GROWN.fullmatch(found[3])):
+            seconds = {"0.5": "0.002", "0.95": "0.02"}.get(found[1], "0.25")
+            return found[2].split(", "), lambda calls, _: seconds if calls else "NaN", grown["subject"]
         return None
 
 

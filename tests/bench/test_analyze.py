@@ -51,12 +51,18 @@ class TestTables:
     def test_what_it_asks(self, prometheus: tuple[str, FakePrometheus]) -> None:
         address, fake = prometheus
         assert run("--prometheus-url", f"{address}/", "--start", str(NOON - 90), "--end", str(NOON)) == 0
+
+        def grown(series: str) -> str:
+            scrapes = "sum by (job, instance) (count_over_time(lightning_sql_build_info[90000ms]))"
+            late = f"count_over_time({series}[90000ms]) < on (job, instance) group_left () {scrapes}"
+            return f"{series} unless {series} offset 90000ms and {late} or increase({series}[90000ms])"
+
+        errors = 'agl_http_total{status!~"[123].."}'
+        buckets = f"sum by (path, method, le) ({grown('agl_http_latency_bucket')})"
         assert [expression for expression, _ in fake.queries[:5]] == [
-            "sum by (path, method) (increase(agl_http_total[90000ms]))",
-            'sum by (path, method) (increase(agl_http_total{status!~"[123].."}[90000ms]))',
-            "histogram_quantile(0.5, sum by (path, method, le) (rate(agl_http_latency_bucket[90000ms])))",
-            "histogram_quantile(0.95, sum by (path, method, le) (rate(agl_http_latency_bucket[90000ms])))",
-            "histogram_quantile(0.99, sum by (path, method, le) (rate(agl_http_latency_bucket[90000ms])))",
+            f"sum by (path, method) ({grown('agl_http_total')})",
+            f"sum by (path, method) ({grown(errors)})",
+            *(f"histogram_quantile({quantile}, {buckets})" for quantile in (0.5, 0.95, 0.99)),
         ]
         assert len(fake.queries) == 5 * len(SUBJECTS)
         assert {asked for _, asked in fake.queries} == {NOON}
