@@ -11,6 +11,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -133,16 +134,27 @@ def in_threads(collections: MemoryCollections, shares: Sequence[Share], advance:
     """
     barrier, guard = threading.Barrier(len(shares), timeout=START_SECONDS), threading.Lock()
 
+    abandoned = threading.Event()
+
     async def ready() -> None:
         barrier.wait()  # nothing else runs on this loop yet
 
+    def told(done: int) -> None:
+        if abandoned.is_set():
+            raise BenchError("nobody waits for it any more")
+        advance(done)
+
     def thread(share: Share) -> Done:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(contend(collections, share, ready, advance, guard))
+            return runner.run(contend(collections, share, ready, told, guard))
 
     with ThreadPoolExecutor(len(shares)) as executor:
-        futures = [executor.submit(thread, share) for share in shares]
-        return [future.result() for future in futures]
+        running = [executor.submit(thread, share) for share in shares]
+        try:
+            futures.wait(running, return_when=futures.FIRST_EXCEPTION)
+        finally:
+            abandoned.set()  # if one has failed, or somebody interrupts, the others need not go on
+        return [future.result() for future in running]
 
 
 @contextlib.contextmanager

@@ -159,6 +159,20 @@ class TestRun:
         assert summary["parameters"]["processes"] >= 4
         assert list(data.iterdir()) == []
 
+    def test_threads_end_when_one_of_them_fails(self) -> None:
+        told: list[int] = []
+
+        def advance(done: int) -> None:
+            told.append(done)
+            if len(told) == 1:
+                raise BenchError("the terminal is gone")
+
+        # The other would go on for an hour.
+        shares = [Share("inc", "task", 0, 10**9, 1), Share("inc", "task", 10**9, 10**9, 1)]
+        with pytest.raises(ExceptionGroup) as raised:
+            collections.in_threads(MemoryCollections(), shares, advance)
+        assert raised.group_contains(BenchError)
+
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
