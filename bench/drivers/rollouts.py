@@ -1,0 +1,238 @@
+"""The calls of an algorithm and of its runners, each counted and timed by its kind."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from bench.drivers.calls import CallFailedError, Claim
+from bench.drivers.lean import LeanCalls
+from bench.families import FAILURES, Tally
+
+T = TypeVar("T")
+
+_OTLP: Final = {"Content-Type": "application/x-protobuf"}
+_SNAPSHOT: Final = {
+    "timestamp": "2026-01-01T00:00:00",
+    "host": "bench",
+    "os": "Linux-6.1.0-x86_64-with-glibc2.36",
+    "cpu_name": "",
+    "cpu_cores": 2,
+    "cpu_threads": 2,
+    "cpu_usage_pct": 51.5,
+    "mem_used_gb": 7.25,
+    "mem_total_gb": 23.5,
+    "mem_pct": 31.0,
+    "disk_used_gb": 52.13,
+    "disk_total_gb": 251.95,
+    "disk_pct": 20.7,
+    "bytes_sent_mb": 1024.25,
+    "bytes_recv_mb": 2048.5,
+}
+"""What a heartbeat says of a machine: the fields of the upstream runner's."""
+_HEARTBEAT: Final = json.dumps({"heartbeat_stats": _SNAPSHOT}).encode()
+_RESOURCES: Final = json.dumps(
+    {
+        "llm": {
+            "resource_type": "llm",
+            "endpoint": "http://localhost:8000/v1",
+            "model": "policy-7b",
+            "api_key": None,
+            "sampling_parameters": {"temperature": 0.7},
+        }
+    }
+).encode()
+
+
+class Work(msgspec.Struct):
+    """A rollout that a runner has claimed."""
+
+    rollout_id: str
+    resources_id: str | None
+    input: Any
+    attempt: _Attempt
+
+    @property
+    def claim(self) -> Claim:
+        """What ends it."""
+        return Claim(self.rollout_id, self.attempt.attempt_id)
+
+
+class _Attempt(msgspec.Struct):
+    attempt_id: str
+
+
+class StoredSpan(msgspec.Struct):
+    """What is checked of a span; `attributes` are JSON."""
+
+    span_id: str
+    attempt_id: str
+    sequence_id: int
+    name: str
+    attributes: msgspec.Raw
+
+
+class _Resources(msgspec.Struct):
+    resources_id: str
+
+
+class _Worker(msgspec.Struct):
+    worker_id: str
+
+
+class _SpanPage(msgspec.Struct):
+    items: list[StoredSpan]
+
+
+class _Rollout(msgspec.Struct):
+    rollout_id: str
+    status: str
+
+
+class _Page(msgspec.Struct):
+    total: int
+
+
+_WORK: Final = msgspec.json.Decoder(list[Work])
+_RESOURCES_UPDATE: Final = msgspec.json.Decoder(_Resources | None)
+_WORKER: Final = msgspec.json.Decoder(_Worker)
+_ROLLOUTS: Final = msgspec.json.Decoder(list[_Rollout])
+_SPANS: Final = msgspec.json.Decoder(_SpanPage)
+_PAGE: Final = msgspec.json.Decoder(_Page)
+
+
+class RolloutCalls(LeanCalls):
+    """The requests that upstream's client makes for an algorithm and for a runner, as bare bytes."""
+
+    def __init__(self, base_url: str) -> None:
+        super().__init__(base_url)
+        self._base = base_url
+        self._traces = URL(f"{base_url}/v1/traces")
+
+    async def claim(self, worker_id: str) -> Work | None:
+        """Claim a rollout; None when the queue is empty."""
+        body = b'{"limit": 1, "worker_id": "%b"}' % worker_id.encode()
+        claimed = _WORK.decode(await self._post("/queues/rollouts/dequeue", body))
+        return claimed[0] if claimed else None
+
+    async def resources(self, resources_id: str | None) -> str:
+        """Read the resources of a rollout, the latest if it names none; returns their id."""
+        url = URL(f"{self._protocol}/resources/{resources_id or 'latest'}", encoded=True)
+        async with self._session.get(url) as response:
+            answer = await response.read()
+        found = _RESOURCES_UPDATE.decode(answer) if response.status == 200 else None
+        if found is None:
+            raise CallFailedError(f"{url.path} answered {response.status}: {answer[:200]!r}")
+        return found.resources_id
+
+    async def export(self, body: bytes) -> None:
+        """Send spans as OTLP."""
+        async with self._session.post(self._traces, data=body, headers=_OTLP) as response:
+            answer = await response.read()
+        # An answer with something in it says that spans were refused.
+        if response.status != 200 or answer:
+            raise CallFailedError(f"/v1/traces answered {response.status}: {answer[:200]!r}")
+
+    async def heartbeat(self, worker_id: str) -> None:
+        """Say that a worker lives, and what its machine is doing."""
+        url = URL(f"{self._protocol}/workers/{worker_id}", encoded=True)
+        answered = _WORKER.decode(await self._post_to(url, _HEARTBEAT, 200)).worker_id
+        if answered != worker_id:
+            raise CallFailedError(f"the heartbeat of {worker_id} answered {answered}")
+
+    async def add_resources(self) -> str:
+        """Add new resources, which become the latest; returns their id."""
+        answer = await self._post_to(URL(f"{self._protocol}/resources"), _RESOURCES, 201)
+        found = _RESOURCES_UPDATE.decode(answer)
+        assert found is not None
+        return found.resources_id
+
+    async def enqueue_inputs(self, inputs: Sequence[str]) -> list[str]:
+        """Enqueue a rollout for each input in one request; returns their ids."""
+        rest = {"mode": "train", "resources_id": None, "config": None, "metadata": None}
+        body = json.dumps({"rollouts": [{"input": one} | rest for one in inputs]}).encode()
+        rollouts = _ROLLOUTS.decode(await self._post("/queues/rollouts/enqueue", body, 201))
+        if len(rollouts) != len(inputs) or any(rollout.status != "queuing" for rollout in rollouts):
+            raise CallFailedError(f"enqueueing {len(inputs)} answered {len(rollouts)} rollouts")
+        return [rollout.rollout_id for rollout in rollouts]
+
+    async def queued(self) -> int:
+        """How many rollouts are in the queue."""
+        query = {"status_in": ["queuing", "requeuing"], "limit": 1, "offset": 0}
+        return _PAGE.decode(await self._post("/rollouts/search", json.dumps(query).encode())).total
+
+    async def statuses(self, rollout_ids: Sequence[str]) -> dict[str, str]:
+        """The status of each of the rollouts, finished or not."""
+        query = {"rollout_id_in": list(rollout_ids), "limit": -1, "offset": 0}
+        answer = json.loads(await self._post("/rollouts/search", json.dumps(query).encode()))
+        return {item["rollout_id"]: item["status"] for item in answer["items"]}
+
+    async def stored_spans(self, rollout_id: str) -> list[StoredSpan]:
+        """All spans of a rollout, by their sequence ids."""
+        order = {"sort_by": "sequence_id", "sort_order": "asc", "filter_logic": "and"}
+        query = {"rollout_id": rollout_id, "limit": -1, "offset": 0} | order
+        return _SPANS.decode(await self._post("/spans/search", json.dumps(query).encode())).items
+
+
+class Requests:
+    """Makes calls, and counts and times them by their kind.
+
+    A connection that breaks under a call is tried once more, as upstream's client does: a server may close one
+    that was idle at the moment at which it is used again. A claim is not: it may have been made.
+    """
+
+    def __init__(self) -> None:
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self.repeated = 0
+
+    async def make(
+        self,
+        kind: str,
+        call: Callable[[], Awaitable[T]],
+        *,
+        repeat: bool = True,
+        kind_of: Callable[[T], str] | None = None,
+    ) -> T | None:
+        """The answer to a call, None when it failed, which is counted.
+
+        Args:
+            repeat: whether it may be made again when its connection broke.
+            kind_of: the kind it is counted as when that depends on the answer.
+        """
+        started = time.perf_counter()
+        try:
+            try:
+                answer = await call()
+            except aiohttp.ClientConnectionError:
+                if not repeat:
+                    raise
+                self.repeated += 1
+                answer = await call()
+        except FAILURES as error:
+            self.tallies[kind].fail(f"{kind}: {type(error).__name__}: {error}")
+            return None
+        seconds = time.perf_counter() - started
+        self.tallies[kind_of(answer) if kind_of else kind].succeed(seconds)
+        return answer
+
+    @property
+    def failed(self) -> int:
+        """How many calls of all kinds failed."""
+        return sum(tally.failed for tally in self.tallies.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """What another process makes the tallies of with `add_json`."""
+        return {"repeated": self.repeated, "tallies": {kind: tally.as_json() for kind, tally in self.tallies.items()}}
+
+    def add_json(self, given: Mapping[str, Any]) -> None:
+        """Count what another process has counted too."""
+        self.repeated += given["repeated"]
+        for kind, tally in given["tallies"].items():
+            self.tallies[kind].add(Tally.from_json(tally))
