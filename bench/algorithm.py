@@ -133,9 +133,8 @@ class Algorithm:
     async def _enqueue(self, numbers: Sequence[int]) -> list[asyncio.Future[None]]:
         """Enqueue tasks; returns what is done when each is finished."""
         inputs = [f"{self._run} {number}" for number in numbers]
-        # Not again when the connection breaks: they may be in the queue.
         call = partial(self._calls.enqueue_inputs, inputs)
-        rollout_ids = await self.requests.make("enqueue", call, repeat=False)
+        rollout_ids = await self.requests.make("enqueue", call, harmless=False)
         if rollout_ids is None:
             raise GaveUpError(f"rollouts cannot be enqueued: {self._failures('enqueue')}")
         loop = asyncio.get_running_loop()

@@ -18,6 +18,8 @@ SECTIONS: Final = {
 """The parts that are written by hand, with their headings."""
 _KEPT: Final = re.compile(r"<!-- by hand: (?P<name>[^>]*?) -->\n(?P<text>.*?)<!-- end -->", re.DOTALL)
 
+_PRESETS: Final = re.compile(r"<!-- presets -->\n.*?<!-- end of presets -->\n", re.DOTALL)
+
 _GROUPS: Final = (
     (
         "Cycles",
@@ -75,8 +77,21 @@ _GROUPS: Final = (
 
 def write(path: Path, machine: Machine, figures: Sequence[Figure], samples: Samples, rounds: int) -> None:
     """Write the document over the one that is there, whose parts by hand are kept."""
-    kept = _kept(path.read_text() if path.exists() else "")
-    path.write_text("\n".join([*_head(machine, samples, rounds), *_goals(figures), *_tables(figures), *_by_hand(kept)]))
+    text = path.read_text() if path.exists() else ""
+    presets = [found[0]] if (found := _PRESETS.search(text)) else []
+    written = [*_head(machine, samples, rounds), *_goals(figures), *_tables(figures), *presets, *_by_hand(_kept(text))]
+    path.write_text("\n".join(written))
+
+
+def write_presets(path: Path, lines: Sequence[str]) -> None:
+    """Write the part about the presets over the one that is there, or before the parts by hand; all else is kept."""
+    text = path.read_text() if path.exists() else "# Performance\n\n"
+    part = "\n".join(["<!-- presets -->", *lines, "<!-- end of presets -->", ""])
+    if _PRESETS.search(text):
+        path.write_text(_PRESETS.sub(lambda _: part, text))
+        return
+    before, mark, after = text.partition("<!-- by hand: ")
+    path.write_text(f"{before}{part}\n{mark}{after}")
 
 
 def _kept(text: str) -> dict[str, str]:
@@ -103,7 +118,7 @@ def _head(machine: Machine, samples: Samples, rounds: int) -> list[str]:
     ]
 
 
-def _row(cells: Iterable[str]) -> str:
+def table_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -120,11 +135,11 @@ def _goals(figures: Sequence[Figure]) -> list[str]:
             f"and {met[2]} neither."
         ),
         "",
-        _row(["metric", "against", "ratio", "floor (target)", ""]),
+        table_row(["metric", "against", "ratio", "floor (target)", ""]),
         "|---|---|--:|--:|---|",
     ]
     lines += [
-        _row([f"`{figure.name}`", figure.against, times(figure.ratio), goal(figure), verdict(figure)])
+        table_row([f"`{figure.name}`", figure.against, times(figure.ratio), goal(figure), verdict(figure)])
         for figure in judged
     ]
     return [*lines, ""]
@@ -140,10 +155,10 @@ def _tables(figures: Sequence[Figure]) -> list[str]:
         if title == "Growth":
             lines += _growth(group)
             continue
-        lines += [_row(["metric", "unit", "ours", "other", "ratio", "other is"]), "|---|---|--:|--:|--:|---|"]
+        lines += [table_row(["metric", "unit", "ours", "other", "ratio", "other is"]), "|---|---|--:|--:|--:|---|"]
         for figure in group:
             cells = [f"`{figure.name}`", _unit(figure), number(figure.ours), number(figure.peer), times(figure.ratio)]
-            lines.append(_row([*cells, figure.note or figure.against]))
+            lines.append(table_row([*cells, figure.note or figure.against]))
         lines.append("")
     return lines
 
@@ -171,7 +186,7 @@ def _growth(figures: Sequence[Figure]) -> list[str]:
     sizes = list(dict.fromkeys(size for row in rows.values() for size in row))
     first = figures[0].against.removeprefix("at ").removesuffix(" rollouts")
     lines = [
-        _row(["median, ms", first, *sizes, f"{sizes[-1]} to {first}"]),
+        table_row(["median, ms", first, *sizes, f"{sizes[-1]} to {first}"]),
         "|---|" + "--:|" * (len(sizes) + 2),
     ]
     for (operation, kind), row in rows.items():
@@ -179,7 +194,7 @@ def _growth(figures: Sequence[Figure]) -> list[str]:
         cells = [number(row[size].ours) if size in row else "–" for size in sizes]
         last = row.get(sizes[-1], base)
         label = f"{operation}, {kind}"
-        lines.append(_row([label, number(base.peer), *cells, last.note or times(last.ratio)]))
+        lines.append(table_row([label, number(base.peer), *cells, last.note or times(last.ratio)]))
     return [*lines, ""]
 
 

@@ -108,6 +108,7 @@ class Run:
             "wrong spans": self.wrong_spans,
             "failed calls": self.requests.failed,
             "repeated calls": self.requests.repeated,
+            "turned away": self.requests.turned_away,
         }
         extra |= {f"{who} CPU s": seconds for who, seconds in self.cpu.items()}
         return families.Result(
@@ -287,7 +288,8 @@ COUNT: Final = click.IntRange(1)
 @click.option(
     "--exporter", type=click.Choice(EXPORTERS), help="How runners send spans: together, or each alone (batch)."
 )
-@click.option("--store-url", default="http://127.0.0.1:4747", metavar="URL", help="The server (this machine's).")
+@click.option("--store-url", required=True, metavar="URL", help="The server, http://127.0.0.1:4747 for example.")
+@click.option("--backend", default="server", metavar="NAME", help="What to call the server's database (server).")
 @click.option("--scale", type=click.FloatRange(0.0, min_open=True), metavar="X", help="Times as many tasks (1.0).")
 @click.option("--processes", type=COUNT, metavar="N", default=PROCESSES, help=f"Of the runners ({PROCESSES}).")
 @click.option(
@@ -309,6 +311,7 @@ def main(
     name: str | None,
     scale: float | None,
     store_url: str,
+    backend: str,
     processes: int,
     poll_seconds: float,
     stale_seconds: float,
@@ -323,7 +326,7 @@ def main(
     with bench.progress(title, workload.total_tasks) as advance:
         run = run_workload(store_url, workload, settings, advance)
     show_calls(bench, {title: run})
-    status = bench.finish([run.result(title, store_url)])
+    status = bench.finish([run.result(title, backend)])
     return status if run.complete else families.EXIT_FAILED_TASKS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections import defaultdict
@@ -18,6 +19,8 @@ from bench.families import FAILURES, Tally
 
 T = TypeVar("T")
 
+TURNED_AWAY_AT_MOST: Final = 10
+"""How often a call may be turned away before that is a failure."""
 _OTLP: Final = {"Content-Type": "application/x-protobuf"}
 _SNAPSHOT: Final = {
     "timestamp": "2026-01-01T00:00:00",
@@ -108,6 +111,18 @@ _SPANS: Final = msgspec.json.Decoder(_SpanPage)
 _PAGE: Final = msgspec.json.Decoder(_Page)
 
 
+class TurnedAwayError(CallFailedError):
+    """The server has too much to do, and says when to come back.
+
+    Attributes:
+        after: in how many seconds.
+    """
+
+    def __init__(self, path: str, after: float) -> None:
+        super().__init__(f"{path} was turned away")
+        self.after = after
+
+
 class RolloutCalls(LeanCalls):
     """The requests that upstream's client makes for an algorithm and for a runner, as bare bytes."""
 
@@ -126,19 +141,22 @@ class RolloutCalls(LeanCalls):
         """Read the resources of a rollout, the latest if it names none; returns their id."""
         url = URL(f"{self._protocol}/resources/{resources_id or 'latest'}", encoded=True)
         async with self._session.get(url) as response:
-            answer = await response.read()
-        found = _RESOURCES_UPDATE.decode(answer) if response.status == 200 else None
+            found = _RESOURCES_UPDATE.decode(await _read(response, 200))
         if found is None:
-            raise CallFailedError(f"{url.path} answered {response.status}: {answer[:200]!r}")
+            raise CallFailedError(f"{url.path} answered that there are none")
         return found.resources_id
 
     async def export(self, body: bytes) -> None:
         """Send spans as OTLP."""
         async with self._session.post(self._traces, data=body, headers=_OTLP) as response:
-            answer = await response.read()
+            answer = await _read(response, 200)
         # An answer with something in it says that spans were refused.
-        if response.status != 200 or answer:
-            raise CallFailedError(f"/v1/traces answered {response.status}: {answer[:200]!r}")
+        if answer:
+            raise CallFailedError(f"/v1/traces answered {answer[:200]!r}")
+
+    async def _post_to(self, url: URL, body: bytes, expected: int) -> bytes:
+        async with self._session.post(url, data=body) as response:
+            return await _read(response, expected)
 
     async def heartbeat(self, worker_id: str) -> None:
         """Say that a worker lives, and what its machine is doing."""
@@ -181,45 +199,81 @@ class RolloutCalls(LeanCalls):
         return _SPANS.decode(await self._post("/spans/search", json.dumps(query).encode())).items
 
 
+async def _read(response: aiohttp.ClientResponse, expected: int) -> bytes:
+    answer = await response.read()
+    if response.status == 503 and (after := response.headers.get("Retry-After")) is not None:
+        raise TurnedAwayError(response.url.path, float(after))
+    if response.status != expected:
+        raise CallFailedError(f"{response.url.path} answered {response.status}: {answer[:200]!r}")
+    return answer
+
+
 class Requests:
     """Makes calls, and counts and times them by their kind.
 
-    A connection that breaks under a call is tried once more, as upstream's client does: a server may close one
-    that was idle at the moment at which it is used again. A claim is not: it may have been made.
+    A call that is turned away is made again when the server says so, and one whose connection broke is made again at
+    once, since a server may close one that was idle at the moment at which it is used again. So does upstream's client,
+    and its exporter of spans; like that client's, a claim is not made again: its runner polls anyway.
+
+    Attributes:
+        tallies: of the calls by kind; what a call took includes its repetitions.
+        repeated: how many were made again because their connection broke.
+        turned_away: how often a call was turned away.
     """
 
     def __init__(self) -> None:
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self.repeated = 0
+        self.turned_away = 0
 
-    async def make(
-        self,
-        kind: str,
-        call: Callable[[], Awaitable[T]],
-        *,
-        repeat: bool = True,
-        kind_of: Callable[[T], str] | None = None,
-    ) -> T | None:
+    async def make(self, kind: str, call: Callable[[], Awaitable[T]], *, harmless: bool = True) -> T | None:
         """The answer to a call, None when it failed, which is counted.
 
         Args:
-            repeat: whether it may be made again when its connection broke.
+            harmless: whether to make it twice does no more than to make it once.
+        """
+        return await self._counted(kind, self._made(call, harmless))
+
+    async def _made(self, call: Callable[[], Awaitable[T]], harmless: bool) -> T:
+        broken, refused = not harmless, None
+        for _ in range(TURNED_AWAY_AT_MOST):
+            try:
+                return await call()
+            except TurnedAwayError as error:
+                self.turned_away += 1
+                refused = error
+                await asyncio.sleep(error.after)
+            except aiohttp.ClientConnectionError:
+                if broken:
+                    raise
+                broken = True
+                self.repeated += 1
+        raise CallFailedError(f"{refused or 'a call'} {TURNED_AWAY_AT_MOST} times")
+
+    async def make_once(
+        self, kind: str, call: Callable[[], Awaitable[T]], *, kind_of: Callable[[T], str] | None = None
+    ) -> T | None:
+        """The same for a call that is not made again; one that is turned away has no answer, and did not fail.
+
+        Args:
             kind_of: the kind it is counted as when that depends on the answer.
         """
+        try:
+            return await self._counted(kind, call(), kind_of)
+        except TurnedAwayError:
+            self.turned_away += 1
+            return None
+
+    async def _counted(self, kind: str, call: Awaitable[T], kind_of: Callable[[T], str] | None = None) -> T | None:
         started = time.perf_counter()
         try:
-            try:
-                answer = await call()
-            except aiohttp.ClientConnectionError:
-                if not repeat:
-                    raise
-                self.repeated += 1
-                answer = await call()
+            answer = await call
+        except TurnedAwayError:
+            raise
         except FAILURES as error:
             self.tallies[kind].fail(f"{kind}: {type(error).__name__}: {error}")
             return None
-        seconds = time.perf_counter() - started
-        self.tallies[kind_of(answer) if kind_of else kind].succeed(seconds)
+        self.tallies[kind_of(answer) if kind_of else kind].succeed(time.perf_counter() - started)
         return answer
 
     @property
@@ -229,10 +283,12 @@ class Requests:
 
     def as_json(self) -> dict[str, Any]:
         """What another process makes the tallies of with `add_json`."""
-        return {"repeated": self.repeated, "tallies": {kind: tally.as_json() for kind, tally in self.tallies.items()}}
+        counts = {"repeated": self.repeated, "turned_away": self.turned_away}
+        return counts | {"tallies": {kind: tally.as_json() for kind, tally in self.tallies.items()}}
 
     def add_json(self, given: Mapping[str, Any]) -> None:
         """Count what another process has counted too."""
         self.repeated += given["repeated"]
+        self.turned_away += given["turned_away"]
         for kind, tally in given["tallies"].items():
             self.tallies[kind].add(Tally.from_json(tally))

@@ -106,7 +106,7 @@ class Crew:
             await self._pause(self._draw.uniform(0, self._job.poll_seconds))
             while not self._stopping.is_set():
                 claim = partial(self._calls.claim, worker_id)
-                work = await self.requests.make("dequeue", claim, repeat=False, kind_of=_claim_kind)
+                work = await self.requests.make_once("dequeue", claim, kind_of=_claim_kind)
                 if work is None:
                     spread = self._job.poll_seconds * POLL_JITTER
                     await self._pause(self._job.poll_seconds + self._draw.uniform(-spread, spread))

@@ -253,14 +253,14 @@ class TestCommandLine:
             (["--preset", "huge"], "Invalid value for '--preset': 'huge' is not one of 'minimal', 'medium'"),
             (["--n-runners", "0"], "Invalid value for '--n-runners': 0 is not in the range x>=1."),
             (["--preset", "minimal", "--mode", "single"], "--mode single needs --concurrency"),
-            (["--store-url", f"http://127.0.0.1:{free_port()}"], "nobody answers at http://127.0.0.1:"),
+            (["--scale", "0.1"], "nobody answers at http://127.0.0.1:9"),
             (["--summary-file", "/no/such/folder"], "the summary file /no/such/folder cannot be written"),
         ],
         ids=["scale", "preset", "runners", "mode", "server", "summary"],
     )
     def test_what_cannot_be_is_said_at_once(self, given: list[str], said: str) -> None:
         with pytest.raises((ClickException, BenchError)) as raised:
-            store.main.main(given, standalone_mode=False)
+            store.main.main(["--store-url", "http://127.0.0.1:9", *given], standalone_mode=False)
         error = raised.value
         message = error.format_message() if isinstance(error, ClickException) else str(error)
         assert said in message
@@ -268,5 +268,5 @@ class TestCommandLine:
 
     @pytest.mark.slow
     def test_it_is_one_line_and_a_status_of_its_own(self) -> None:
-        done = bench_store("--mode", "batch_partial", "--preset", "minimal")
+        done = bench_store("--mode", "batch_partial", "--preset", "minimal", "--store-url", "http://127.0.0.1:9")
         assert (done.returncode, done.stderr) == (2, "bench.store: --mode batch_partial needs --remaining-tasks\n")
