@@ -69,6 +69,10 @@ restart: $(VENV)/.dev ## stop PostgreSQL for 30 seconds under load, and count th
 bench: $(VENV)/.dev ## measure against the upstream server and write docs/performance.md (ARGS="--quick" looks only)
 	$(BIN)/python -m bench.compare $(ARGS)
 
+.PHONY: bench-quick
+bench-quick: $(VENV)/.dev ## run every benchmark in short, and say whether all of it succeeded (ARGS="--only 'store.*'")
+	$(BIN)/python -m bench.quick $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.dev ## ruff, pyright, the import rules, and no values in texts of SQL
 	$(BIN)/ruff check .

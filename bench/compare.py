@@ -209,7 +209,8 @@ def run_presets(options: Options, console: Console) -> int:
     scale = options.tasks or preset_runs.SCALE
     workloads = preset_runs.chosen(options.only, scale, options.exporter)
     kinds: list[Kind] = [kind for kind in preset_runs.OURS if kind in options.kinds()]
-    targets = [Target(kind) for kind in ([UPSTREAM] if options.peer else []) + kinds]
+    peers: list[Kind] = ["upstream"] if options.peer else []
+    targets = [Target(kind) for kind in (*peers, *kinds)]
     if not targets:
         raise BenchError(f"--targets: the presets are for {', '.join(preset_runs.OURS)}")
     with _prepared(options, console, peer=options.peer, database="postgres" in kinds) as (places, before):

@@ -46,6 +46,11 @@ class Postgres:
             raise BenchError(f"{', '.join(off)} is off on this PostgreSQL: what it would measure is not durable")
         self.pid = asyncio.run(_main_pid(server.url))
 
+    @property
+    def url(self) -> str:
+        """Where it can be told to create databases."""
+        return self._server.url
+
     @contextlib.contextmanager
     def database(self) -> Iterator[str]:
         """A fresh database, dropped with the block."""

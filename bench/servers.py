@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -63,12 +63,21 @@ class Places:
         folder: where SQLite files and logs go.
         postgres: None when no target needs it.
         peer_python: the Python of the upstream server's environment, None without it.
+        options: further ones of our server's command line.
     """
 
-    def __init__(self, folder: Path, postgres: Postgres | None, peer_python: str | None) -> None:
+    def __init__(
+        self, folder: Path, postgres: Postgres | None, peer_python: str | None, options: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self.peer_python = peer_python
         self._postgres = postgres
+        self._options = options
+
+    @property
+    def postgres_url(self) -> str | None:
+        """Where PostgreSQL can be told to create databases, None when no target needs it."""
+        return self._postgres.url if self._postgres else None
 
     @contextlib.contextmanager
     def open(self, target: Target) -> Iterator[Endpoint | str]:
@@ -111,6 +120,7 @@ class Places:
         command = [sys.executable, "-m", "lightning_api", "serve", "--port", str(port), "--database-url", database_url]
         if tracked:
             command += ["--tracker", "prometheus"]
+        command += self._options
         with self._served(command, port, START_SECONDS) as pid:
             watched = {"server": pid} | ({"database": engine_pid} if engine_pid else {})
             # Where the database's share cannot be seen, the server's alone would look like all of it.

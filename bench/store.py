@@ -33,7 +33,10 @@ from bench.processes import START_SECONDS, BenchError
 from bench.report import number
 
 PROCESSES: Final = min(os.cpu_count() or 1, 4)
-POLL_SECONDS: Final = 1.0
+POLLS_PER_SECOND: Final = 200
+"""How often all runners together ask for a rollout while the queue is empty, unless they are told otherwise."""
+POLL_SECONDS: Final = (0.5, 5.0)
+"""The least and the most that one waits then; the most is what upstream's runner does."""
 STALE_SECONDS: Final = 120.0
 SHOWN_STALE: Final = 5
 RUNNER_CALLS: Final = ("dequeue", "resources", "spans", "update", "heartbeat")
@@ -46,13 +49,14 @@ class Settings:
 
     Attributes:
         processes: how many the runners are spread over.
-        poll_seconds: how long a runner waits after it found the queue empty.
+        poll_seconds: how long a runner waits after it found the queue empty; None for what follows from how many
+            there are.
         stale_seconds: how long nothing at all may finish before what is unfinished counts as stale.
         watched: process ids by what they are, whose CPU time is measured.
     """
 
     processes: int = PROCESSES
-    poll_seconds: float = POLL_SECONDS
+    poll_seconds: float | None = None
     stale_seconds: float = STALE_SECONDS
     watched: Mapping[str, int] = field(default_factory=dict[str, int])
 
@@ -165,7 +169,7 @@ async def _run(
             run=run,
             max_rounds=workload.max_rounds,
             sleep_seconds=workload.sleep_seconds,
-            poll_seconds=settings.poll_seconds,
+            poll_seconds=settings.poll_seconds or _poll_seconds(workload.n_runners),
             exporter=workload.exporter,
         )
         with fleet(jobs, folder) as runners:
@@ -174,6 +178,11 @@ async def _run(
             return await _measured(algorithm, runners, calls, workload, settings, run)
     finally:
         await calls.close()
+
+
+def _poll_seconds(runners: int) -> float:
+    least, most = POLL_SECONDS
+    return min(max(runners / POLLS_PER_SECOND, least), most)
 
 
 async def _empty_queue(calls: RolloutCalls, base_url: str) -> None:
@@ -295,9 +304,8 @@ COUNT: Final = click.IntRange(1)
 @click.option(
     "--poll-seconds",
     type=click.FloatRange(0.0, min_open=True),
-    default=POLL_SECONDS,
     metavar="S",
-    help="A runner waits after it found the queue empty (1.0; upstream's runner 5.0).",
+    help="A runner waits after it found the queue empty (0.5 to 5.0, the more the more runners).",
 )
 @click.option(
     "--stale-seconds",
@@ -313,7 +321,7 @@ def main(
     store_url: str,
     backend: str,
     processes: int,
-    poll_seconds: float,
+    poll_seconds: float | None,
     stale_seconds: float,
     summary_file: Path | None,
     **given: Any,

@@ -7,6 +7,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from random import uniform
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -21,6 +22,7 @@ T = TypeVar("T")
 
 TURNED_AWAY_AT_MOST: Final = 10
 """How often a call may be turned away before that is a failure."""
+LONGEST_PAUSE: Final = 5.0
 _OTLP: Final = {"Content-Type": "application/x-protobuf"}
 _SNAPSHOT: Final = {
     "timestamp": "2026-01-01T00:00:00",
@@ -208,12 +210,18 @@ async def _read(response: aiohttp.ClientResponse, expected: int) -> bytes:
     return answer
 
 
+def pause_after(error: TurnedAwayError, times: int) -> float:
+    """For how many seconds to stay away when a call was turned away after it had been so many times before."""
+    return min(error.after * 2**times, LONGEST_PAUSE) * uniform(0.75, 1.25)
+
+
 class Requests:
     """Makes calls, and counts and times them by their kind.
 
-    A call that is turned away is made again when the server says so, and one whose connection broke is made again at
-    once, since a server may close one that was idle at the moment at which it is used again. So does upstream's client,
-    and its exporter of spans; like that client's, a claim is not made again: its runner polls anyway.
+    A call that is turned away is made again after as long as the server says, twice that the next time, and so on up to
+    five seconds; one whose connection broke is made again at once, since a server may close one that was idle at the
+    moment at which it is used again. So do upstream's client and its exporter of spans, about; like that client's, a
+    claim is not made again: its runner polls anyway.
 
     Attributes:
         tallies: of the calls by kind; what a call took includes its repetitions.
@@ -236,13 +244,13 @@ class Requests:
 
     async def _made(self, call: Callable[[], Awaitable[T]], harmless: bool) -> T:
         broken, refused = not harmless, None
-        for _ in range(TURNED_AWAY_AT_MOST):
+        for times in range(TURNED_AWAY_AT_MOST):
             try:
                 return await call()
             except TurnedAwayError as error:
                 self.turned_away += 1
                 refused = error
-                await asyncio.sleep(error.after)
+                await asyncio.sleep(pause_after(error, times))
             except aiohttp.ClientConnectionError:
                 if broken:
                     raise
@@ -253,16 +261,19 @@ class Requests:
     async def make_once(
         self, kind: str, call: Callable[[], Awaitable[T]], *, kind_of: Callable[[T], str] | None = None
     ) -> T | None:
-        """The same for a call that is not made again; one that is turned away has no answer, and did not fail.
+        """The same for a call that is not made again.
 
         Args:
             kind_of: the kind it is counted as when that depends on the answer.
+
+        Raises:
+            TurnedAwayError: it was, and has not failed.
         """
         try:
             return await self._counted(kind, call(), kind_of)
         except TurnedAwayError:
             self.turned_away += 1
-            return None
+            raise
 
     async def _counted(self, kind: str, call: Awaitable[T], kind_of: Callable[[T], str] | None = None) -> T | None:
         started = time.perf_counter()

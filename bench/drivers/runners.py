@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 
 import uvloop
 
-from bench.drivers.rollouts import Requests, RolloutCalls, Work
+from bench.drivers.rollouts import Requests, RolloutCalls, TurnedAwayError, Work, pause_after
 from bench.families import Tally
 from bench.presets import Exporter
 from bench.traces import Trace, prepare, steps_of
@@ -104,9 +104,16 @@ class Crew:
         try:
             # They do not begin in step: each has been polling before the first rollout came.
             await self._pause(self._draw.uniform(0, self._job.poll_seconds))
+            claim = partial(self._calls.claim, worker_id)
+            refused = 0
             while not self._stopping.is_set():
-                claim = partial(self._calls.claim, worker_id)
-                work = await self.requests.make_once("dequeue", claim, kind_of=_claim_kind)
+                try:
+                    work = await self.requests.make_once("dequeue", claim, kind_of=_claim_kind)
+                except TurnedAwayError as error:
+                    await self._pause(pause_after(error, refused))
+                    refused += 1
+                    continue
+                refused = 0
                 if work is None:
                     spread = self._job.poll_seconds * POLL_JITTER
                     await self._pause(self._job.poll_seconds + self._draw.uniform(-spread, spread))
