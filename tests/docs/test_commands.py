@@ -32,6 +32,7 @@ DRY = (
     "make audit",
     "make restart",
     "make properties",
+    "make bench-quick",
 )
 
 COMMANDS_IN = ("console", "sh", "bash", "shell")
@@ -147,6 +148,13 @@ def benchmark(
             few = ["--total-tasks", "20", "--concurrency", "4"]
             with serving(server, port, place, variables):
                 assert f"{words[0]}: concurrency" in succeed([*command, *words, *few], place, variables)
+        case "bench.store":
+            few = ["--total-tasks", "8", "--sleep-seconds", "0.01", "--poll-seconds", "0.1"]
+            with serving(server, port, place, variables):
+                assert "stale 0, wrong spans 0, failed calls 0" in succeed([*command, *words, *few], place, variables)
+        case "bench.compare":
+            # It takes long, and is played in a short form elsewhere: only that there is such an option is looked at.
+            assert words[0] in succeed([*command, "--help"], place, variables)
         case "bench.analyze":
             with fake_prometheus() as address:
                 words = [word.replace("http://127.0.0.1:9090", address) for word in words]
