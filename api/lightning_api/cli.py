@@ -109,6 +109,24 @@ def serve(**flags: Any) -> None:
 
 
 @cli.command()
+@click.option("--host", metavar="ADDRESS", default="0.0.0.0", help="Where to listen (0.0.0.0).")  # noqa: S104
+@click.option("--port", type=int, metavar="PORT", default=4748, help="4748; 0 takes any free one.")
+@click.option("--metrics-path", metavar="PATH", default="/v1/prometheus", help="Where they are (/v1/prometheus).")
+@click.option("--token", metavar="TOKEN", help="Bearer token to ask for (LIGHTNING_SQL_TOKEN).")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning, error (info).")
+@click.option("--access-log", is_flag=True, help="Log each request.")
+def prometheus(**options: Any) -> None:
+    """Serve the metrics in PROMETHEUS_MULTIPROC_DIR, apart from the server."""
+
+    def run() -> None:
+        from lightning_api.exporter import ExporterOptions, run_exporter
+
+        run_exporter(ExporterOptions(**options), os.environ)
+
+    _reporting_errors(run)
+
+
+@cli.command()
 @click.option("--url", metavar="URL", help="A running server to aim at (a temporary SQLite file of its own).")
 @click.option("--token", metavar="TOKEN", envvar="LIGHTNING_SQL_TOKEN", help="The server's bearer token.")
 @click.option("--rollouts", type=click.IntRange(1), default=200, metavar="N", help="How many to enqueue (200).")

@@ -15,7 +15,7 @@ from lightning_api.replies import Headers, Reply
 from lightning_api.shortcuts import Shortcuts
 from lightning_sql.errors import OverloadedError
 
-__all__ = ["OVERLOADED", "UNGUARDED", "Edge", "is_known_path"]
+__all__ = ["OVERLOADED", "UNGUARDED", "Edge", "is_authorized", "is_known_path"]
 
 UNGUARDED: Final = frozenset({"/v1/agl/health", "/healthz", "/readyz"})
 """The paths that need no token."""
@@ -104,7 +104,7 @@ class Edge:
         if self._token is None:
             if scope["method"] not in _HARMLESS and self._is_foreign(scope):
                 return failure(path, 403, "Pages of other origins may not do this; --cors-origin allows an origin")
-        elif path not in UNGUARDED and not _authorized(scope, self._token):
+        elif path not in UNGUARDED and not is_authorized(scope, self._token):
             return failure(path, 401, "A valid bearer token is required", ((b"www-authenticate", b"Bearer"),))
         if self._load.is_full and path not in self._unlimited:
             for prefix, reply in OVERLOADED.items():
@@ -143,7 +143,7 @@ class Edge:
         return not self._allowed(origin) and origin.partition(b"://")[2].lower() != own.lower()
 
 
-def _authorized(scope: HTTPScope, token: bytes) -> bool:
+def is_authorized(scope: HTTPScope, token: bytes) -> bool:
     """Whether a request carries the token, once and nothing beside it."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(given) != 1:

@@ -23,6 +23,7 @@ from lightning_api.app import UNLIMITED, create_app, recorder_of, service_of
 from lightning_api.calls import Service
 from lightning_api.connections import IDLE_SECONDS, SWEEP_SECONDS, end_silent
 from lightning_api.logs import configure_logging, log_lost_error
+from lightning_api.metric_directory import kept_metrics
 from lightning_api.protocol import LightningProtocol
 from lightning_api.settings import Settings
 from lightning_sql.errors import ConfigurationError
@@ -202,12 +203,13 @@ def run(settings: Settings) -> None:
     try:
         run_in_loop(prepare_database(settings.database_url))
         settings = settings.with_port(sockets[0].getsockname()[1])
-        if settings.workers == 1:
-            run_in_loop(serve(settings, sockets, started=lambda: _announce(settings)))
-        else:
-            from lightning_api.supervisor import Supervisor
+        with kept_metrics(settings) as metrics:
+            if settings.workers == 1:
+                run_in_loop(serve(settings, sockets, started=lambda: _announce(settings)))
+            else:
+                from lightning_api.supervisor import Supervisor
 
-            Supervisor(settings, sockets, started=lambda: _announce(settings)).run()
+                Supervisor(settings, sockets, metrics=metrics, started=lambda: _announce(settings)).run()
     finally:
         for bound in sockets:
             bound.close()

@@ -131,6 +131,8 @@ class Settings:
             "the token must be printable ASCII without spaces": self.token is not None and not _is_token(self.token),
             f"the log level must be one of {', '.join(LOG_LEVELS)}": self.log_level not in LOG_LEVELS,
             f"the tracker must be one of {', '.join(TRACKERS)}": self.tracker not in TRACKERS,
+            "the console shows one process: use one worker, or --tracker prometheus": self.tracker == "console"
+            and self.workers > 1,
             f"compress must be one of {', '.join(COMPRESS_MODES)}": self.compress not in COMPRESS_MODES,
         }
         for problem, found in problems.items():

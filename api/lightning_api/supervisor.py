@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Final
 
 from lightning_api.logs import configure_logging
+from lightning_api.metric_directory import MetricDirectory
 from lightning_api.serve import GRACE_SECONDS, run_in_loop, serve
 from lightning_api.settings import Settings
 from lightning_sql.errors import ConfigurationError, LightningError
@@ -33,7 +34,13 @@ _FAILED: Final = 1
 _spawn: Final = multiprocessing.get_context("spawn")
 
 
-def _work(settings: Settings, sockets: list[socket.socket], ready: Connection) -> None:
+def _work(
+    settings: Settings,
+    sockets: list[socket.socket],
+    ready: Connection,
+    metrics: MetricDirectory | None,
+    samples_database: bool,
+) -> None:
     """What a worker process does."""
     # The terminal sends Ctrl-C to every process of the group; the parent passes it on, in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -52,6 +59,7 @@ def _work(settings: Settings, sockets: list[socket.socket], ready: Connection) -
                 signals=(signal.SIGTERM,),
                 started=started,
                 stop_when_readable=None if parent is None else parent.sentinel,
+                samples_database=samples_database,
             )
         )
     except LightningError as error:
@@ -61,6 +69,10 @@ def _work(settings: Settings, sockets: list[socket.socket], ready: Connection) -
         # The interpreter would show more of it than may be shown.
         logger.exception("the worker failed")
         sys.exit(_FAILED)
+    finally:
+        if metrics is not None and parent is not None and not parent.is_alive():
+            # Who made the directory was killed, and cannot.
+            metrics.remove()
 
 
 @dataclass(slots=True)
@@ -79,12 +91,21 @@ class Supervisor:
     Args:
         settings: how each worker is configured.
         sockets: listening ones.
+        metrics: where the workers keep their metrics; None is nowhere.
         started: called once all workers accept connections.
     """
 
-    def __init__(self, settings: Settings, sockets: list[socket.socket], *, started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        sockets: list[socket.socket],
+        *,
+        metrics: MetricDirectory | None = None,
+        started: Callable[[], None],
+    ) -> None:
         self._settings = settings
         self._sockets = sockets
+        self._metrics = metrics
         self._started = started
         self._workers: list[_Worker] = []
         self._stops = 0
@@ -99,8 +120,8 @@ class Supervisor:
         self._alarm_writer.setblocking(False)
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            for _ in range(self._settings.workers):
-                self._workers.append(self._spawn())
+            for place in range(self._settings.workers):
+                self._workers.append(self._spawn(place))
             self._supervise()
         finally:
             self._stop_all()
@@ -113,9 +134,11 @@ class Supervisor:
         self._stops += 1
         self._alarm_writer.send(b"!")
 
-    def _spawn(self) -> _Worker:
+    def _spawn(self, place: int) -> _Worker:
         news, ready = _spawn.Pipe(duplex=False)
-        process = _spawn.Process(target=_work, args=(self._settings, self._sockets, ready), name="lightning-sql worker")
+        # Looking at the queue is one worker's business, and that of whoever takes its place.
+        arguments = self._settings, self._sockets, ready, self._metrics, place == 0
+        process = _spawn.Process(target=_work, args=arguments, name="lightning-sql worker")
         process.start()
         ready.close()
         return _Worker(process, news)
@@ -149,9 +172,12 @@ class Supervisor:
     def _replace(self, worker: _Worker) -> None:
         logger.warning("worker %s ended with status %s; starting another", worker.process.pid, worker.process.exitcode)
         worker.news.close()
+        if self._metrics is not None:
+            self._metrics.absorb([other.process.pid or 0 for other in self._workers if other.process.is_alive()])
         wait([self._alarm], _RESTART_PAUSE_SECONDS)
         if not self._stops:
-            self._workers[self._workers.index(worker)] = self._spawn()
+            place = self._workers.index(worker)
+            self._workers[place] = self._spawn(place)
 
     def _stop_all(self) -> None:
         for worker in self._workers:

@@ -2,6 +2,7 @@
 
 import socket
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ pytestmark = pytest.mark.slow
     [
         (),
         ("serve",),
+        ("prometheus",),
         ("migrate",),
         ("migrate", "up"),
         ("migrate", "down"),
@@ -34,7 +36,15 @@ def test_help_names_every_flag(command: Any) -> None:
     text = command("serve", "--help").stdout
     for flag in ("--database-url", "--host", "--port", "--workers", "--partition", "--scan-debounce-seconds"):
         assert flag in text
-    for flag in ("--cors-origin", "--token", "--log-level", "--body-limit", "--allow-public", "LIGHTNING_SQL_"):
+    for flag in (
+        "--cors-origin",
+        "--token",
+        "--log-level",
+        "--tracker",
+        "--body-limit",
+        "--allow-public",
+        "LIGHTNING_SQL_",
+    ):
         assert flag in text
 
 
@@ -67,6 +77,8 @@ UNREACHABLE = f"postgresql://user:{SECRET}@127.0.0.1:1/nothing"
         (("--database-url", "memory://"), {"LIGHTNING_SQL_TOKEN": ""}),
         (("--database-url", "memory://", "--log-level", "loud"), {}),
         (("--database-url", "memory://", "--scan-debounce-seconds", "-1"), {}),
+        (("--database-url", "memory://", "--tracker", "abacus"), {}),
+        (("--database-url", "sqlite:///x.db", "--tracker", "console", "--workers", "2"), {}),
     ],
 )
 def test_one_clear_line_and_exit_2(command: Any, arguments: tuple[str, ...], variables: dict[str, str]) -> None:
@@ -77,6 +89,47 @@ def test_one_clear_line_and_exit_2(command: Any, arguments: tuple[str, ...], var
     assert line.startswith("lightning-sql: ")
     assert len(line) > len("lightning-sql: ")
     assert SECRET not in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        ((), {}),
+        ((), {"PROMETHEUS_MULTIPROC_DIR": ""}),
+        ((), {"PROMETHEUS_MULTIPROC_DIR": "/nowhere/at/all"}),
+        ((), {"PROMETHEUS_MULTIPROC_DIR": "/dev/null"}),
+        (("--metrics-path", "v1/prometheus"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
+        (("--metrics-path", ""), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
+        (("--metrics-path", "/a//b"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
+        (("--metrics-path", "/a?b"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
+        (("--metrics-path", "/health"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
+        (("--metrics-path", "/health/"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
+        (("--host", "no.such.host.invalid"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
+        (("--port", "70000"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
+        (("--log-level", "loud"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
+        (("--token", ""), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
+        ((), {"PROMETHEUS_MULTIPROC_DIR": "/", "LIGHTNING_SQL_TOKEN": ""}),
+    ],
+)
+def test_the_exporter_says_in_one_line_what_is_wrong(
+    command: Any, arguments: tuple[str, ...], variables: dict[str, str]
+) -> None:
+    port = () if "--port" in arguments else ("--port", "0")
+    done = command("prometheus", *port, *arguments, **variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("lightning-sql: ")
+    assert line.endswith(line.strip("."))
+
+
+def test_a_metrics_directory_that_cannot_be_used(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    several = ("--workers", "2", "--database-url", f"sqlite:///{tmp_path}/lightning.db", "--port", "0")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        done = command("serve", *several, "--tracker", "prometheus", PROMETHEUS_MULTIPROC_DIR=str(path))
+        assert (done.returncode, done.stdout) == (2, "")
+        [line] = done.stderr.strip().splitlines()
+        assert f"{path} (PROMETHEUS_MULTIPROC_DIR) cannot be written" in line
 
 
 def test_a_port_in_use(command: Any) -> None:

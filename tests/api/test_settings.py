@@ -27,6 +27,7 @@ def test_defaults() -> None:
         max_requests=2048,
         max_request_bytes=256 * 1024 * 1024,
         compress="auto",
+        tracker="none",
         allow_public=False,
     )
 
@@ -48,6 +49,7 @@ def test_every_setting_is_a_variable_and_given_values_win() -> None:
         "LIGHTNING_SQL_MAX_REQUESTS": "2",
         "LIGHTNING_SQL_MAX_REQUEST_BYTES": "3",
         "LIGHTNING_SQL_COMPRESS": "ON",
+        "LIGHTNING_SQL_TRACKER": "Prometheus",
         "LIGHTNING_SQL_ALLOW_PUBLIC": "yes",
     }
     expected = Settings(
@@ -66,6 +68,7 @@ def test_every_setting_is_a_variable_and_given_values_win() -> None:
         max_requests=2,
         max_request_bytes=3,
         compress="on",
+        tracker="prometheus",
         allow_public=True,
     )
     assert len(variables) == len(Settings.__dataclass_fields__)
@@ -94,6 +97,8 @@ def test_every_setting_is_a_variable_and_given_values_win() -> None:
         {"MAX_REQUESTS": "0"},
         {"MAX_REQUEST_BYTES": "0"},
         {"COMPRESS": "sometimes"},
+        {"TRACKER": "abacus"},
+        {"TRACKER": "console", "WORKERS": "2"},
         {"ALLOW_PUBLIC": "perhaps"},
         {"TOKEN": ""},
         {"TOKEN": "two words"},
