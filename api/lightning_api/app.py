@@ -7,7 +7,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, Final, cast
 
 from litestar import HttpMethod, Litestar, Request, Response
@@ -16,6 +16,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from lightning_api.calls import Service
+from lightning_api.console import ConsoleRecorder
 from lightning_api.counting import Counting
 from lightning_api.documentation import documentation_of
 from lightning_api.edge import Edge
@@ -95,6 +96,8 @@ def recorder_of(settings: Settings) -> Recorder | None:
     match settings.tracker:
         case "prometheus":
             return PrometheusRecorder()
+        case "console":
+            return ConsoleRecorder()
         case _:
             return None
 
@@ -130,7 +133,8 @@ def _lifespan(service: Service) -> Callable[[Litestar], Any]:
             sampling = sample_regularly(service, service.recorder, database=service.samples_database)
             background.append(asyncio.create_task(sampling, name="lightning-sql sampling"))
         try:
-            yield
+            with _displayed(service.recorder):
+                yield
         finally:
             for task in background:
                 task.cancel()
@@ -141,6 +145,14 @@ def _lifespan(service: Service) -> Callable[[Litestar], Any]:
                 await store.close()
 
     return lifespan
+
+
+def _displayed(recorder: Recorder | None) -> AbstractContextManager[None]:
+    if not isinstance(recorder, ConsoleRecorder):
+        return nullcontext()
+    from lightning_api.display import displayed
+
+    return displayed(recorder)
 
 
 async def _sweep_regularly(store: LightningStore, pause: float) -> None:
