@@ -44,20 +44,22 @@ def call(port: int, path: str, body: str | None = None, headers: dict[str, str] 
         connection.close()
 
 
-def _ready(port: int) -> bool:
+def _ready(port: int, health: str) -> bool:
     try:
-        return call(port, "/readyz")[0] == 200
+        return call(port, health)[0] == 200
     except OSError:
         return False
 
 
 @contextlib.contextmanager
-def serving(arguments: Sequence[str], port: int, place: Path, variables: dict[str, str]) -> Iterator[None]:
+def serving(
+    arguments: Sequence[str], port: int, place: Path, variables: dict[str, str], health: str = "/readyz"
+) -> Iterator[None]:
     """A server that was started by a command, perhaps through `make`; it must stop cleanly."""
     process = subprocess.Popen(arguments, cwd=place, env=variables, start_new_session=True)
     try:
         deadline = time.monotonic() + 60
-        while not _ready(port):
+        while not _ready(port, health):
             assert process.poll() is None, "the server ended by itself"
             assert time.monotonic() < deadline, "the server does not answer"
             time.sleep(0.05)

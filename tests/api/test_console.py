@@ -126,7 +126,8 @@ def test_quantiles(buckets: list[int], share: float, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(None, "-"), (2e-6, "2 µs"), (0.0123, "12.3 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (2.5, "2.5 s")]
+    ("seconds", "shown"),
+    [(None, "-"), (2e-6, "2 µs"), (0.0123, "12.3 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (2.5, "2.5 s")],
 )
 def test_durations(seconds: float | None, shown: str) -> None:
     assert shown_seconds(seconds) == shown

@@ -112,6 +112,10 @@ def test_a_command(
         case ["lightning-sql", "serve", *_]:
             with serving([*arguments, "--port", str(port)], port, place, variables):
                 assert json.loads(call(port, "/v1/agl/health")[1]) == {"status": "ok"}
+        case ["lightning-sql", "prometheus", *_]:
+            (place / variables["PROMETHEUS_MULTIPROC_DIR"]).mkdir()
+            with serving([*arguments, "--port", str(port)], port, place, variables, "/health"):
+                assert call(port, "/v1/prometheus") == (200, "")
         case ["lightning-sql", "migrate", *_]:
             succeed(["lightning-sql", "migrate", "up"], place, variables)
             assert succeed(arguments, place, variables)
@@ -125,6 +129,9 @@ def test_a_command(
             assert option in succeed([sys.executable, "-m", module, "--help"], place, variables)
         case ["python", "-m", module, *words] if module.startswith("bench."):
             benchmark(module, words, [*server, "--tracker", "prometheus"], port, place, variables)
+        case ["curl", "-s", *words] if words[-1].endswith("/v1/prometheus/"):
+            with serving([*server, "--tracker", "prometheus"], port, place, variables):
+                assert "\nlightning_sql_build_info{" in ask(words, port)[1]
         case ["curl", "-s", *words]:
             with serving(server, port, place, variables):
                 status, body = ask(words, port)
