@@ -84,7 +84,8 @@ def kept_metrics(settings: Settings) -> Generator[MetricDirectory | None]:
         ConfigurationError: the directory cannot be used, or another server uses it.
     """
     path = metrics_directory()
-    if settings.tracker != "prometheus" or (path is None and settings.workers == 1):
+    # Where the variable is empty, prometheus-client would write files to wherever the server was started.
+    if settings.tracker != "prometheus" or (settings.workers == 1 and DIRECTORY_VARIABLE not in os.environ):
         yield None
         return
     temporary = path is None

@@ -67,11 +67,19 @@ class MetricFiles:
 
         Raises:
             OverloadedError: somebody has been changing the files for seconds.
+            OSError: a file cannot be read.
         """
+        lock = self.directory / _LOCK
+        if not lock.exists():
+            # Nobody has changed anything yet, and a reader may not be allowed to make the lock.
+            with suppress(FileNotFoundError):
+                found = self._read()
+                if not lock.exists():
+                    return found
         with self._locked(fcntl.LOCK_SH, _READ_LOCK_SECONDS) as locked:
             if not locked:
                 raise OverloadedError("the metrics are being added up; try again")
-            return list(_Collector.merge([str(path) for path in self._current()]))
+            return self._read()
 
     def absorb(self, living: Collection[int] = ()) -> bool:
         """Add up what all processes have left but those with these ids, and remove their files.
@@ -96,6 +104,9 @@ class MetricFiles:
                 if path.name.startswith("gauge_"):
                     path.unlink(missing_ok=True)
         return True
+
+    def _read(self) -> list[Metric]:
+        return list(_Collector.merge([str(path) for path in self._current()]))
 
     def _archive(self, kind: str) -> Path:
         return self.directory / f"{kind}_{_ARCHIVE}.db"
@@ -153,11 +164,7 @@ class MetricFiles:
     @contextmanager
     def _locked(self, operation: int, seconds: float) -> Generator[bool]:
         """Hold the lock, if it can be had in time."""
-        path = self.directory / _LOCK
-        if operation == fcntl.LOCK_SH and not path.exists():
-            yield True  # no server was here yet, and a reader need not be allowed to write
-            return
-        descriptor = take_lock(path, operation, seconds)
+        descriptor = take_lock(self.directory / _LOCK, operation, seconds)
         try:
             yield descriptor is not None
         finally:

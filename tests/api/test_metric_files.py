@@ -2,11 +2,13 @@
 
 import fcntl
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.parser import text_string_to_metric_families
 
 from lightning_api import metric_directory, metric_files
-from lightning_api.metric_directory import kept_metrics
+from lightning_api.metric_directory import MetricDirectory, kept_metrics
 from lightning_api.metric_files import MetricFiles
 from lightning_api.metrics import DIRECTORY_VARIABLE, exposition_of
 from lightning_api.settings import Settings
@@ -324,3 +326,35 @@ def test_a_directory_is_made_only_where_one_is_needed(tmp_path: Path, monkeypatc
         make_files(kept.path, 1)
     assert DIRECTORY_VARIABLE not in os.environ
     assert not list(tmp_path.iterdir())
+    monkeypatch.setenv(DIRECTORY_VARIABLE, "")
+    with kept_metrics(Settings(tracker="prometheus")) as kept:
+        assert kept is not None
+        assert [kept.path] == list(tmp_path.iterdir())
+
+
+def wait_for(connection: Connection, _kept: MetricDirectory) -> None:
+    connection.recv()
+
+
+@pytest.mark.slow
+def test_a_directory_is_in_use_until_the_last_process_of_its_server_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was killed may have workers that still count."""
+    monkeypatch.setattr(metric_directory, "_SERVER_SECONDS", 0.05)
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    with kept_metrics(PROMETHEUS) as kept:
+        assert kept is not None
+        worker = spawn.Process(target=wait_for, args=(theirs, kept))
+        worker.start()
+    try:
+        with pytest.raises(ConfigurationError, match="another server"), kept_metrics(PROMETHEUS):
+            pass
+        ours.send("enough")
+    finally:
+        worker.join(60)
+        worker.close()
+    with kept_metrics(PROMETHEUS):
+        pass
