@@ -119,10 +119,10 @@ def run_exporter(options: ExporterOptions, environment: Mapping[str, str]) -> No
     if not directory.is_dir():
         raise ConfigurationError(f"{DIRECTORY_VARIABLE}: {directory} is not a directory")
     exporter = Exporter(directory, options.metrics_path, settings.token)
+    sockets = bind_sockets(settings)
     configure_logging(settings.logging_level)
     if options.access_log:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
-    sockets = bind_sockets(settings)
     host, port = f"[{settings.host}]" if ":" in settings.host else settings.host, sockets[0].getsockname()[1]
     config = uvicorn.Config(
         cast(ASGIApp, exporter),

@@ -95,41 +95,26 @@ def test_one_clear_line_and_exit_2(command: Any, arguments: tuple[str, ...], var
     ("arguments", "variables"),
     [
         ((), {}),
-        ((), {"PROMETHEUS_MULTIPROC_DIR": ""}),
-        ((), {"PROMETHEUS_MULTIPROC_DIR": "/nowhere/at/all"}),
-        ((), {"PROMETHEUS_MULTIPROC_DIR": "/dev/null"}),
-        (("--metrics-path", "v1/prometheus"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
-        (("--metrics-path", ""), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
-        (("--metrics-path", "/a//b"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
-        (("--metrics-path", "/a?b"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
         (("--metrics-path", "/health"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
-        (("--metrics-path", "/health/"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
-        (("--host", "no.such.host.invalid"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
-        (("--port", "70000"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
-        (("--log-level", "loud"), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
-        (("--token", ""), {"PROMETHEUS_MULTIPROC_DIR": "/"}),
         ((), {"PROMETHEUS_MULTIPROC_DIR": "/", "LIGHTNING_SQL_TOKEN": ""}),
     ],
 )
 def test_the_exporter_says_in_one_line_what_is_wrong(
     command: Any, arguments: tuple[str, ...], variables: dict[str, str]
 ) -> None:
-    port = () if "--port" in arguments else ("--port", "0")
-    done = command("prometheus", *port, *arguments, **variables)
+    done = command("prometheus", "--port", "0", *arguments, **variables)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.strip().splitlines()
     assert line.startswith("lightning-sql: ")
-    assert line.endswith(line.strip("."))
 
 
 def test_a_metrics_directory_that_cannot_be_used(command: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     several = ("--workers", "2", "--database-url", f"sqlite:///{tmp_path}/lightning.db", "--port", "0")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        done = command("serve", *several, "--tracker", "prometheus", PROMETHEUS_MULTIPROC_DIR=str(path))
-        assert (done.returncode, done.stdout) == (2, "")
-        [line] = done.stderr.strip().splitlines()
-        assert f"{path} (PROMETHEUS_MULTIPROC_DIR) cannot be written" in line
+    path = tmp_path / "file" / "below"
+    done = command("serve", *several, "--tracker", "prometheus", PROMETHEUS_MULTIPROC_DIR=str(path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"lightning-sql: {path} (PROMETHEUS_MULTIPROC_DIR) cannot be written: Not a directory\n"
 
 
 def test_a_port_in_use(command: Any) -> None:

@@ -312,6 +312,15 @@ def test_a_directory_belongs_to_one_server(tmp_path: Path, monkeypatch: pytest.M
     assert samples_of(kept.path)["jobs_total", (("kind", "any"),)] == 2.0
 
 
+@pytest.mark.parametrize("place", ["file", "file/below", "link"])
+def test_a_directory_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / place))
+    with pytest.raises(ConfigurationError, match="cannot be written: "), kept_metrics(PROMETHEUS):
+        pass
+
+
 def test_a_directory_is_made_only_where_one_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DIRECTORY_VARIABLE, raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
