@@ -133,7 +133,8 @@ def test_a_command(
             with serving([*server, "--tracker", "prometheus"], port, place, variables):
                 status, body = ask(words, port)
                 assert status in (200, 201), body
-                assert "\nlightning_sql_build_info{" in body or json.loads(body)
+                if "\nlightning_sql_build_info{" not in body:
+                    json.loads(body)
         case _:
             pytest.fail(f"{page.name} has a command that nothing runs: {line}")
 
