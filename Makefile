@@ -28,7 +28,7 @@ $(shell [ ! -e $(VENV) ] || { [ -x $(BIN)/python ] && grep -qF "$(CURDIR)/$(VENV
 .PHONY: help
 help: ## list the targets
 	@echo "make TARGET [ARGS=\"...\"]"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  \1: \2/p' Makefile | awk -F': ' '{printf "%-12s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  \1: \2/p' Makefile | awk -F': ' '{printf "%-17s %s\n", $$1, $$2}'
 
 .PHONY: serve
 serve: $(VENV)/.runtime ## run the store on an SQLite file at http://127.0.0.1:4747
@@ -72,6 +72,36 @@ bench: $(VENV)/.dev ## measure against the upstream server and write docs/perfor
 .PHONY: bench-quick
 bench-quick: $(VENV)/.dev ## run every benchmark in short, and say whether all of it succeeded (ARGS="--only 'store.*'")
 	$(BIN)/python -m bench.quick $(ARGS)
+
+# How much, and where to: of the targets below.
+PRESET ?= minimal
+BENCHMARK ?= insert
+BACKEND ?= sqlite
+CONTENTION ?= medium
+SCALE ?= 1
+SUMMARY ?= bench-summary.jsonl
+# Claims and writes that are made at once.
+CONTENTION_low := 4
+CONTENTION_medium := 128
+CONTENTION_high := 2048
+
+.PHONY: bench-preset
+bench-preset: $(VENV)/.dev ## one preset of bench.store on one backend (PRESET=minimal BACKEND=sqlite SCALE=1 SUMMARY=...)
+	$(BIN)/python -m bench.served --backend $(BACKEND) bench.store --preset $(PRESET) --scale $(SCALE) \
+		--summary-file $(SUMMARY) $(ARGS)
+
+.PHONY: bench-micro
+bench-micro: $(VENV)/.dev ## one benchmark of bench.micro on one backend (BENCHMARK=worker BACKEND=sqlite SUMMARY=...)
+	$(BIN)/python -m bench.served --backend $(BACKEND) bench.micro $(BENCHMARK) --summary-file $(SUMMARY) $(ARGS)
+
+.PHONY: bench-collections
+bench-collections: $(VENV)/.dev ## insert, dequeue or inc on one backend (BENCHMARK=insert CONTENTION=low|medium|high)
+	$(BIN)/python -m bench.collections $(BENCHMARK) --backend $(BACKEND) --concurrency $(CONTENTION_$(CONTENTION)) \
+		--summary-file $(SUMMARY) $(ARGS)
+
+.PHONY: bench-summary
+bench-summary: $(VENV)/.dev ## the results in SUMMARY as a table in Markdown
+	@$(BIN)/python -m bench.summaries $(SUMMARY)
 
 .PHONY: lint
 lint: $(VENV)/.dev ## ruff, pyright, the import rules, and no values in texts of SQL
