@@ -103,13 +103,18 @@ bench-collections: $(VENV)/.dev ## insert, dequeue or inc on one backend (BENCHM
 bench-summary: $(VENV)/.dev ## the results in SUMMARY as a table in Markdown
 	@$(BIN)/python -m bench.summaries $(SUMMARY)
 
+.PHONY: test-monitoring
+test-monitoring: $(VENV)/.dev ## try the dashboard and the alerts on the real Prometheus and exporters, under load
+	$(BIN)/python -m tests.monitoring.live $(ARGS)
+
 .PHONY: lint
-lint: $(VENV)/.dev ## ruff, pyright, the import rules, and no values in texts of SQL
+lint: $(VENV)/.dev ## ruff, pyright, the import rules, no values in texts of SQL, and what is deployed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.sql_texts
+	$(BIN)/python -m tools.deployment
 
 # A dependency that PyPI says nothing of has not been looked at, so it fails (--strict).
 .PHONY: audit

@@ -16,6 +16,8 @@ from lightning_api.settings import Settings
 from lightning_sql.testing.postgres import PostgresServer
 from tests.bench.fake_prometheus import fake_prometheus
 from tests.commands import ROOT, call, environment, run, serving
+from tests.docs.docker import read_docker_command
+from tools.deployment.command_line import CommandError
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -33,6 +35,7 @@ DRY = (
     "make restart",
     "make properties",
     "make bench-quick",
+    "make test-monitoring",
 )
 
 COMMANDS_IN = ("console", "sh", "bash", "shell")
@@ -44,11 +47,11 @@ def blocks(*languages: str) -> list[tuple[Path, str]]:
     return [(page, text) for page, language, text in found if language in languages]
 
 
+LINES = [(page, line) for page, text in blocks(*COMMANDS_IN) for line in text.splitlines()]
 COMMANDS = [
-    pytest.param(page, line, id=f"{page.name}-{line[:60]}")
-    for page, text in blocks(*COMMANDS_IN)
-    for line in text.splitlines()
+    pytest.param(page, line, id=f"{page.name}-{line[:60]}") for page, line in LINES if "docker" not in shlex.split(line)
 ]
+NEEDING_DOCKER = [line for _, line in LINES if "docker" in shlex.split(line)]
 SNIPPETS = [pytest.param(page, text, id=f"{page.name}-{index}") for index, (page, text) in enumerate(blocks("python"))]
 
 
@@ -166,6 +169,31 @@ def benchmark(
                 assert "store methods" in succeed([*command, *words], place, variables)
         case _:
             pytest.fail(f"a benchmark that nothing runs: {module}")
+
+
+@pytest.mark.parametrize("line", NEEDING_DOCKER)
+def test_a_command_that_needs_a_docker_engine(line: str) -> None:
+    """It is only looked at: what it names must be there."""
+    read_docker_command(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "docker build -f Dockerfile .",
+        "docker run -p 127.0.0.1:80:80 lightning-sql",
+        "docker run lightning-sql server",
+        "docker compose -f docker/compose.sqlite.yaml logs postgres",
+        "docker compose -f docker/compose.sqlite.yaml up --detached",
+        "docker compose -f docker/compose.postgres.yaml cp prometheus:/data saved",
+        "docker compose -f docker/compose.postgres.yaml run --rm server migrate sideways",
+        "POSTGRES_PASSWORD=x docker compose -f docker/compose.sqlite.yaml down",
+        "docker swarm init",
+    ],
+)
+def test_a_docker_command_that_could_not_work_is_found(line: str) -> None:
+    with pytest.raises((AssertionError, KeyError, CommandError)):
+        read_docker_command(line)
 
 
 def make(line: str, arguments: list[str], port: int, place: Path, variables: dict[str, str]) -> None:
@@ -292,6 +320,7 @@ def test_every_block_is_run_or_plain_text() -> None:
 
 def test_there_is_something_to_run() -> None:
     assert len(COMMANDS) > 15
+    assert len(NEEDING_DOCKER) > 5
     assert len(SNIPPETS) >= 2
 
 
