@@ -160,8 +160,15 @@ METRICS: Final = (
 class Recorder(Protocol):
     """Takes down what happens, in a few microseconds, without ever failing or waiting."""
 
+    def expect(self, metric: Metric, labels: Labels) -> None:
+        """Make something known before it happens.
+
+        Else its first time would not show: what comes up with 1 has not grown.
+        """
+        ...
+
     def count(self, metric: Metric, labels: Labels = (), amount: float = 1.0) -> None:
-        """Add to a counter; an amount of 0 makes it known."""
+        """Add to a counter."""
         ...
 
     def observe(self, metric: Metric, labels: Labels, value: float) -> None:

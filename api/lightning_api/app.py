@@ -79,10 +79,9 @@ def create_app(settings: Settings, store: LightningStore | None = None) -> Lites
     if service.recorder is not None:
         app.asgi_handler = Counting(app.asgi_handler, service.recorder)
         if isinstance(service.recorder, PrometheusRecorder):
-            service.recorder.expect_routes(
-                (declared.path, declared.method, {declared.status, *declared.errors, *_ANY_FAILURE})
-                for declared in served
-            )
+            for declared in served:
+                failures = (*declared.errors, *_ANY_FAILURE)
+                service.recorder.expect_route(declared.path, declared.method, declared.status, failures)
     return app
 
 

@@ -105,8 +105,11 @@ class ConsoleRecorder:
         self._gauges: dict[Metric, _Numbers] = {metric: {} for metric in METRICS}
         self._moments = deque([self._moment()])
 
+    def expect(self, metric: Metric, labels: Labels) -> None:
+        """Nothing: a table has no use for what has not happened."""
+
     def count(self, metric: Metric, labels: Labels = (), amount: float = 1.0) -> None:
-        """Add to a counter; an amount of 0 makes it known."""
+        """Add to a counter."""
         counts = self._counts[metric]
         counts[labels] = counts.get(labels, 0.0) + amount
 

@@ -16,9 +16,12 @@ from lightning_sql.errors import ConfigurationError, LightningError
 from lightning_sql.metrics import (
     BUILD_INFO,
     HTTP_CALLS,
+    HTTP_LATENCY,
     METRICS,
+    ROLLOUTS_DURATION,
     ROLLOUTS_FINISHED,
     STORE_CALLS,
+    STORE_LATENCY,
     Labels,
     Metric,
 )
@@ -62,8 +65,13 @@ class PrometheusRecorder:
         self._expect_store()
         self.set(BUILD_INFO, (__version__,), 1.0)
 
+    def expect(self, metric: Metric, labels: Labels) -> None:
+        """Make something known before it happens."""
+        if labels not in self._children[metric]:
+            self._child(metric, labels)
+
     def count(self, metric: Metric, labels: Labels = (), amount: float = 1.0) -> None:
-        """Add to a counter; an amount of 0 makes it known."""
+        """Add to a counter."""
         child = self._children[metric].get(labels)
         (self._child(metric, labels) if child is None else child).inc(amount)
 
@@ -77,14 +85,11 @@ class PrometheusRecorder:
         child = self._children[metric].get(labels)
         (self._child(metric, labels) if child is None else child).set(value)
 
-    def expect_routes(self, routes: Iterable[tuple[str, str, Iterable[int]]]) -> None:
-        """Make the counters of routes known: path, method and the statuses that it may answer.
-
-        Else the first failure of a route would not show, since a counter that comes up with 1 has not grown.
-        """
-        for path, method, statuses in routes:
-            for status in statuses:
-                self.count(HTTP_CALLS, (path, method, str(status)), 0.0)
+    def expect_route(self, path: str, method: str, success: int, failures: Iterable[int]) -> None:
+        """Make a route known, with the statuses that it may answer."""
+        for status in (success, *failures):
+            self.expect(HTTP_CALLS, (path, method, str(status)))
+        self.expect(HTTP_LATENCY, (path, method, str(success)))
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """What a scrape is answered, and its content type. It takes its time, in which others can work."""
@@ -95,10 +100,12 @@ class PrometheusRecorder:
         failures = [error.__name__ for error in _subclasses(LightningError)]
         for method in PUBLIC_METHODS:
             for status in ("OK", "499", *failures):
-                self.count(STORE_CALLS, (method, method, status), 0.0)
+                self.expect(STORE_CALLS, (method, method, status))
+            self.expect(STORE_LATENCY, (method, method, "OK"))
         for status in sorted(ROLLOUT_FINISHED):
             for mode in _MODES:
-                self.count(ROLLOUTS_FINISHED, (status, mode), 0.0)
+                self.expect(ROLLOUTS_FINISHED, (status, mode))
+                self.expect(ROLLOUTS_DURATION, (status, mode))
 
     def _child(self, metric: Metric, labels: Labels) -> Any:
         made = self._made[metric]

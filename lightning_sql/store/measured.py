@@ -19,6 +19,7 @@ from lightning_sql.metrics import (
     ROLLOUTS_FINISHED,
     STORE_CALLS,
     STORE_LATENCY,
+    Labels,
     Recorder,
     status_of,
 )
@@ -101,6 +102,10 @@ class Statement(NamedTuple):
     collections: tuple[str, ...]
     """What it reads and writes."""
 
+    def labels(self, status: str) -> list[Labels]:
+        """Those of each of the collections."""
+        return [(self.public, self.name, "sql", collection, status) for collection in self.collections]
+
 
 _READ: Final[Mapping[str, tuple[str, ...]]] = {
     "query_rollouts": ("rollouts", "attempts"),
@@ -130,10 +135,17 @@ class Statements:
 
     Args:
         recorder: who takes it down; None is nobody.
+        expected: those that will be sent for joined calls.
     """
 
-    def __init__(self, recorder: Recorder | None) -> None:
+    def __init__(self, recorder: Recorder | None, expected: Iterable[Statement] = ()) -> None:
         self.recorder = recorder
+        if recorder is not None:
+            for statement in expected:
+                recorder.expect(BATCH_CALLS, (statement.name,))
+                for labels in statement.labels(status_of(None)):
+                    recorder.expect(COLLECTION_CALLS, labels)
+                    recorder.expect(COLLECTION_LATENCY, labels)
 
     @contextmanager
     def timed(self, statement: Statement, calls: int | None = None) -> Generator[None]:
@@ -153,8 +165,7 @@ class Statements:
             raise
         finally:
             seconds, status = perf_counter() - started, status_of(failure)
-            for collection in statement.collections:
-                labels = statement.public, statement.name, "sql", collection, status
+            for labels in statement.labels(status):
                 recorder.count(COLLECTION_CALLS, labels)
                 recorder.observe(COLLECTION_LATENCY, labels, seconds)
 

@@ -65,6 +65,7 @@ _ADD_SPANS: Final = Statement("add_spans", "add_many_spans", ("spans", "span_seq
 _UPDATE_ATTEMPTS: Final = Statement("update_attempts", "update_attempt", ("attempts", "rollouts", "workers"))
 _ISSUE_NUMBERS: Final = Statement("issue_numbers", "get_many_span_sequence_ids", ("span_sequence_ids",))
 _BEAT_WORKERS: Final = Statement("beat_workers", "update_worker", ("workers",))
+_JOINED: Final = (_ENQUEUE, _CLAIM, _ADD_SPANS, _UPDATE_ATTEMPTS, _ISSUE_NUMBERS, _BEAT_WORKERS)
 
 
 class RolloutBatch(NamedTuple):
@@ -99,7 +100,7 @@ class Lanes:
     ) -> None:
         self._claim_timeout = claim_timeout
         self._recorder = recorder
-        self._statements = Statements(recorder)
+        self._statements = Statements(recorder, _JOINED)
         self._database = database
         self.partition = partition
         self._clock = clock

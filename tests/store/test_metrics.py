@@ -38,6 +38,9 @@ class Notes:
         self.counts: Counter[tuple[Metric, Labels]] = Counter()
         self.observations: dict[tuple[Metric, Labels], list[float]] = {}
 
+    def expect(self, metric: Metric, labels: Labels) -> None:
+        assert len(labels) == len(metric.labels)
+
     def count(self, metric: Metric, labels: Labels = (), amount: float = 1.0) -> None:
         assert metric.kind == "counter"
         assert len(labels) == len(metric.labels)
