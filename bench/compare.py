@@ -127,7 +127,7 @@ class Options:
     "--presets", is_flag=True, help="The workloads of bench.store instead, on ours and on the upstream server."
 )
 @click.option("--scale", "tasks", type=click.FloatRange(0.0, min_open=True), metavar="X", help=SCALE_HELP)
-@click.option("--exporter", type=click.Choice(EXPORTERS), help="How their runners send spans (batch).")
+@click.option("--exporter", type=click.Choice(EXPORTERS), help="How their runners send spans (both).")
 @click.option(
     "--docs",
     type=click.Path(path_type=Path),
@@ -207,7 +207,7 @@ def run_presets(options: Options, console: Console) -> int:
         BenchError: it cannot be done.
     """
     scale = options.tasks or preset_runs.SCALE
-    workloads = preset_runs.chosen(options.only, scale, options.exporter)
+    workloads = preset_runs.chosen(options.only, scale, [options.exporter] if options.exporter else EXPORTERS)
     kinds: list[Kind] = [kind for kind in preset_runs.OURS if kind in options.kinds()]
     peers: list[Kind] = ["upstream"] if options.peer else []
     targets = [Target(kind) for kind in (*peers, *kinds)]
@@ -215,14 +215,15 @@ def run_presets(options: Options, console: Console) -> int:
         raise BenchError(f"--targets: the presets are for {', '.join(preset_runs.OURS)}")
     with _prepared(options, console, peer=options.peer, database="postgres" in kinds) as (places, before):
         started = time.monotonic()
-        total = sum(workload.total_tasks for workload in workloads.values()) * len(targets)
+        total = sum(workload.total_tasks for _, workload in workloads) * len(targets)
         with _progress(console, total) as progress:
             found = preset_runs.run_presets(workloads, targets, places, progress)
         machine = after(before, places.folder)
     preset_runs.show(console, found)
     console.print(f"{time.monotonic() - started:.0f} s", highlight=False)
     if options.json_file is not None:
-        options.json_file.write_text(json.dumps({one.name: one.as_json() for one in found}, indent=1) + "\n")
+        written = {f"{one.name}.{one.workload.exporter}": one.as_json() for one in found}
+        options.json_file.write_text(json.dumps(written, indent=1) + "\n")
     failed = len(preset_runs.failures(found))
     if (path := options.document()) is not None and not failed:
         document.write_presets(path, preset_runs.lines(found, machine, scale))

@@ -13,17 +13,21 @@ from rich.table import Table
 from bench.document import table_row
 from bench.machine import Machine
 from bench.plan import rotated
-from bench.presets import PRESETS, PUBLISHED, SLEEP_BOUND, SLEEP_SHARE, TIMES_UPSTREAM, Exporter, Workload
+from bench.presets import EXPORTERS, PRESETS, PUBLISHED, SLEEP_BOUND, SLEEP_SHARE, TIMES_UPSTREAM, Exporter, Workload
 from bench.processes import BenchError
 from bench.report import number, times
 from bench.servers import UPSTREAM, Endpoint, Kind, Places, Target
 from bench.store import Run, Settings, run_workload
 
-SCALE: Final = 0.1
-"""With which all presets, on three servers, take less than half an hour on two cores."""
+SCALE: Final = 0.05
+"""With which all presets, on three servers and with both exporters, take less than half an hour on two cores."""
 OURS: Final[tuple[Kind, ...]] = ("sqlite", "postgres")
 JUDGED: Final = "postgres"
 """The one whose figures the aims are for."""
+_EXPORTED: Final[dict[Exporter, str]] = {
+    "simple": "Each span in a request of its own, as upstream's `OtelTracer` sends them",
+    "batch": "The spans of a second in one request, as upstream's `AgentOpsTracer` sends them",
+}
 _NAMES: Final = {"sqlite": "SQLite", "postgres": "PostgreSQL", UPSTREAM: "upstream"}
 
 Progress = Callable[[str, int], None]
@@ -103,7 +107,7 @@ def _run_as_json(run: Run) -> dict[str, Any]:
 
 
 def run_presets(
-    workloads: Mapping[str, Workload], targets: Sequence[Target], places: Places, progress: Progress
+    workloads: Sequence[tuple[str, Workload]], targets: Sequence[Target], places: Places, progress: Progress
 ) -> list[PresetRuns]:
     """Run workloads on targets, each on a server of its own that has nothing in it; they take turns in going first.
 
@@ -114,12 +118,12 @@ def run_presets(
 
 
 def _runs(
-    workloads: Mapping[str, Workload], targets: Sequence[Target], places: Places, progress: Progress
+    workloads: Sequence[tuple[str, Workload]], targets: Sequence[Target], places: Places, progress: Progress
 ) -> Iterator[PresetRuns]:
-    for turn, (name, workload) in enumerate(workloads.items()):
+    for turn, (name, workload) in enumerate(workloads):
         runs: dict[Kind, Run] = {}
         for target in rotated(targets, turn):
-            progress(f"{name} on {target}", 0)
+            progress(f"{name} on {target}, exporter {workload.exporter}", 0)
             with places.open(target) as endpoint:
                 if not isinstance(endpoint, Endpoint) or endpoint.base_url is None:
                     raise BenchError(f"{target} cannot be measured")
@@ -131,8 +135,8 @@ def _runs(
 def failures(found: Sequence[PresetRuns]) -> list[str]:
     """What went wrong in words: nothing, if every task succeeded with all its spans."""
     return [
-        f"{one.name} on {kind}: {run.tally.succeeded} of {run.workload.total_tasks} tasks succeeded, "
-        f"{run.requests.failed} calls failed; {'; '.join(run.tally.failures)}"
+        f"{one.name} ({one.workload.exporter}) on {kind}: {run.tally.succeeded} of {run.workload.total_tasks} tasks "
+        f"succeeded, {run.requests.failed} calls failed; {'; '.join(run.tally.failures)}"
         for one in found
         for kind, run in one.runs.items()
         if not run.complete
@@ -141,19 +145,27 @@ def failures(found: Sequence[PresetRuns]) -> list[str]:
 
 def show(console: Console, found: Sequence[PresetRuns]) -> None:
     """Print how fast each server was."""
-    for title, headings, cells in ((_RATES, *_rates(found)), (_COSTS, *_costs(found))):
-        table = Table(title=title, title_justify="left", row_styles=["", "dim"])
-        for heading in headings:
-            table.add_column(heading, no_wrap=True, justify="left" if heading == "preset" else "right")
-        for line in cells:
-            table.add_row(*line)
-        console.print(table)
+    for exporter, some in _by_exporter(found):
+        for title, (headings, cells) in ((_RATES, _rates(some)), (_COSTS, _costs(some))):
+            table = Table(title=f"{title}, exporter {exporter}", title_justify="left", row_styles=["", "dim"])
+            for heading in headings:
+                table.add_column(heading, no_wrap=True, justify="left" if heading == "preset" else "right")
+            for line in cells:
+                table.add_row(*line)
+            console.print(table)
     for failure in failures(found):
         console.print(failure, style="red", highlight=False, markup=False)
 
 
 _RATES: Final = "Presets, rollouts a second"
 _COSTS: Final = "CPU milliseconds of a rollout, and the calls"
+
+
+def _by_exporter(found: Sequence[PresetRuns]) -> list[tuple[Exporter, list[PresetRuns]]]:
+    groups: dict[Exporter, list[PresetRuns]] = {}
+    for one in found:
+        groups.setdefault(one.workload.exporter, []).append(one)
+    return list(groups.items())
 
 
 def _kinds(found: Sequence[PresetRuns]) -> list[Kind]:
@@ -220,23 +232,26 @@ def lines(found: Sequence[PresetRuns], machine: Machine, scale: float) -> list[s
         *(f"- {line}" for line in machine.lines()),
         "",
     ]
-    for headings, cells in (_rates(found), _costs(found)):
-        text += [table_row(headings), "|---|" + "--:|" * (len(headings) - 1)]
-        text += [*(table_row(line) for line in cells), ""]
+    for exporter, some in _by_exporter(found):
+        text += [f"### {_EXPORTED[exporter]}", ""]
+        for headings, cells in (_rates(some), _costs(some)):
+            text += [table_row(headings), "|---|" + "--:|" * (len(headings) - 1)]
+            text += [*(table_row(line) for line in cells), ""]
     return text
 
 
-def chosen(patterns: Sequence[str], scale: float, exporter: Exporter | None) -> dict[str, Workload]:
-    """The presets whose names match one of the patterns, all if there is none.
+def chosen(patterns: Sequence[str], scale: float, exporters: Sequence[Exporter]) -> list[tuple[str, Workload]]:
+    """The presets whose names match one of the patterns, all if there is none, with each exporter.
 
     Raises:
         BenchError: none does.
     """
-    found = {
-        name: workload.scaled(scale)
+    found = [
+        (name, replace(workload.scaled(scale), exporter=exporter))
+        for exporter in exporters
         for name, workload in PRESETS.items()
         if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
+    ]
     if not found:
         raise BenchError(f"no preset matches {', '.join(patterns)}")
-    return {name: replace(one, exporter=exporter) if exporter else one for name, one in found.items()}
+    return found

@@ -9,7 +9,7 @@ from bench.processes import BenchError
 
 Mode = Literal["batch", "batch_partial", "single"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
-Exporter = Literal["batch", "simple"]
+Exporter = Literal["simple", "batch"]
 EXPORTERS: Final[tuple[Exporter, ...]] = get_args(Exporter)
 
 
@@ -24,9 +24,9 @@ class Workload:
         n_runners: each works on one rollout at a time.
         max_rounds: a rollout has from one to so many rounds, drawn for each task.
         sleep_seconds: what a round sleeps on average; see `bench.traces`.
-        exporter: how spans are sent: `batch` sends those of the last second together, and what is left at the end of
-            a rollout, as upstream's `AgentOpsTracer` does, with which its trainer runs its runners unless told
-            otherwise; `simple` sends each by itself when it ends, as its `OtelTracer` does.
+        exporter: how spans are sent: `simple` sends each by itself when it ends, as upstream's `OtelTracer` does;
+            `batch` sends those of the last second together, and what is left at the end of a rollout, as its
+            `AgentOpsTracer` does.
     """
 
     mode: Mode
@@ -37,7 +37,7 @@ class Workload:
     batch_size: int | None = None
     remaining_tasks: int | None = None
     concurrency: int | None = None
-    exporter: Exporter = "batch"
+    exporter: Exporter = "simple"
 
     def __post_init__(self) -> None:
         """Find out whether the parts go together.

@@ -142,7 +142,7 @@ def _served(places: Places, server: Kind | None) -> Iterator[list[str]]:
 def do_all(steps: Sequence[Step], places: Places, advance: Callable[[str, int], None]) -> list[Done]:
     """Run benchmarks, those for a server one after the other on the same one."""
     done: list[Done] = []
-    servers: dict[Kind | None, None] = dict.fromkeys(step.server for step in steps)
+    servers: list[Kind | None] = list(dict.fromkeys(step.server for step in steps))
     for server in servers:
         with _served(places, server) as where:
             for step in (step for step in steps if step.server == server):

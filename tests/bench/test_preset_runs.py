@@ -64,7 +64,7 @@ class TestSums:
         run = run_of("medium", 50.0, succeeded=99)
         assert not run.complete
         [said] = preset_runs.failures([PresetRuns("medium", run.workload, {"postgres": run})])
-        assert said.startswith("medium on postgres: 99 of 100 tasks succeeded, 0 calls failed")
+        assert said.startswith("medium (simple) on postgres: 99 of 100 tasks succeeded, 0 calls failed")
 
     @pytest.mark.parametrize(
         ("name", "ours", "reached"),
@@ -87,12 +87,14 @@ class TestSums:
         assert [runs_of("midhigh", postgres=10.0).ratio(kind) for kind in kinds] == [None]
 
     def test_some_of_the_presets(self) -> None:
-        found = preset_runs.chosen(["m*"], 0.1, "simple")
-        assert list(found) == ["minimal", "medium", "midhigh"]
-        assert {(one.exporter, one.n_runners) for one in found.values()} == {("simple", n) for n in (32, 100, 300)}
-        assert list(preset_runs.chosen([], 0.1, None)) == list(PRESETS)
+        found = preset_runs.chosen(["m*"], 0.1, ["simple", "batch"])
+        assert [(name, one.exporter) for name, one in found] == [
+            (name, exporter) for exporter in ("simple", "batch") for name in ("minimal", "medium", "midhigh")
+        ]
+        assert [one.total_tasks for _, one in found[:3]] == [410, 1000, 2000]
+        assert [name for name, _ in preset_runs.chosen([], 0.1, ["batch"])] == list(PRESETS)
         with pytest.raises(BenchError, match="no preset matches nothing"):
-            preset_runs.chosen(["nothing"], 0.1, None)
+            preset_runs.chosen(["nothing"], 0.1, ["batch"])
 
 
 class TestDocument:
@@ -140,6 +142,7 @@ class TestCommandLine:
     def test_a_small_run(self, tmp_path: Path) -> None:
         figures, written = tmp_path / "figures.json", tmp_path / "performance.md"
         given = ["--presets", "--no-peer", "--targets", "sqlite", "--scale", "0.0005", "--only", "medium"]
+        given += ["--exporter", "batch"]
         done = subprocess.run(
             [sys.executable, "-m", "bench.compare", *given, "--json", str(figures), "--docs", str(written)],
             cwd=ROOT,
@@ -150,7 +153,7 @@ class TestCommandLine:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        found = json.loads(figures.read_text())["medium"]["runs"]["sqlite"]
+        found = json.loads(figures.read_text())["medium.batch"]["runs"]["sqlite"]
         assert (found["tasks"], found["succeeded"], found["failed_calls"], found["stale"]) == (5, 5, 0, 0)
         assert found["cpu"]["server"] > 0
         assert "| medium | 5 |" in written.read_text()

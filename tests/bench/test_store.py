@@ -189,8 +189,8 @@ class TestRun:
     @pytest.mark.parametrize(
         "changes",
         [
-            {"mode": "batch", "exporter": "simple"},
-            {"mode": "batch_partial", "remaining_tasks": 3},
+            {"mode": "batch"},
+            {"mode": "batch_partial", "remaining_tasks": 3, "exporter": "batch"},
             {"mode": "single", "concurrency": 6},
         ],
         ids=["batch", "batch_partial", "single"],
@@ -227,7 +227,7 @@ class TestRun:
             "n_runners": 8,
             "max_rounds": 6,
             "sleep_seconds": 0.01,
-            "exporter": "batch",
+            "exporter": "simple",
         }
         assert (found["extra"]["stale"], found["extra"]["wrong spans"], found["extra"]["failed calls"]) == (0, 0, 0)
 

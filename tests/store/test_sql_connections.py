@@ -245,7 +245,9 @@ async def test_many_calls_while_sessions_end_again_and_again(native: SqlStore, o
 
     async def end() -> None:
         nonlocal done
-        for _ in range(12):
+        turn = 0
+        while turn < 12 or len(enqueued) <= 8:  # somebody gets through in between
+            turn += 1
             await asyncio.sleep(0.05)
             await end_sessions(other)
         await asyncio.sleep(0.1)
@@ -253,7 +255,6 @@ async def test_many_calls_while_sessions_end_again_and_again(native: SqlStore, o
 
     async with asyncio.timeout(PATIENCE):
         await asyncio.gather(end(), *(work(number) for number in range(8)))
-    assert len(enqueued) > 8
     assert len(set(claimed)) == len(claimed)
     there = {item.rollout_id for item in await native.query_rollouts()}
     assert {*enqueued, *claimed} <= there
