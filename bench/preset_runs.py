@@ -13,7 +13,7 @@ from rich.table import Table
 from bench.document import table_row
 from bench.machine import Machine
 from bench.plan import rotated
-from bench.presets import EXPORTERS, PRESETS, PUBLISHED, SLEEP_BOUND, SLEEP_SHARE, TIMES_UPSTREAM, Exporter, Workload
+from bench.presets import PRESETS, PUBLISHED, SLEEP_BOUND, SLEEP_SHARE, TIMES_UPSTREAM, Exporter, Workload
 from bench.processes import BenchError
 from bench.report import number, times
 from bench.servers import UPSTREAM, Endpoint, Kind, Places, Target

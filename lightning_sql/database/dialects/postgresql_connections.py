@@ -70,15 +70,16 @@ class Connections:
             await self._discard(held.connection)
         connection = self._engine.connect()
         await connection.start()
-        driver = await driver_of(connection)
+        driver: Any = None
         session: BackendSession | None = None
         try:
+            driver = await driver_of(connection)
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             if self._settings is not None:
                 await driver.execute(self._settings)
                 session = await session_of(driver)
         except BaseException as error:
-            broken = driver.is_closed()
+            broken = driver is not None and driver.is_closed()
             await self._discard(connection)
             if broken and isinstance(error, Exception):
                 raise DatabaseUnavailableError from error
@@ -88,8 +89,10 @@ class Connections:
     @staticmethod
     async def _discard(connection: AsyncConnection) -> None:
         # Its settings are its own, so it does not go back to the pool.
-        await connection.invalidate()
-        await connection.close()
+        try:
+            await connection.invalidate()
+        finally:
+            await connection.close()
 
     def break_idle(self) -> None:
         """Break those that nobody uses, so that nobody will."""
