@@ -259,7 +259,10 @@ def read_until(descriptor: int, wanted: Callable[[str], bool]) -> str:
 def test_a_server_on_a_terminal() -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", OFTEN], stdout=theirs, stderr=theirs, env=environment(TERM="xterm")
+        [sys.executable, "-c", OFTEN],
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(TERM="xterm", COLUMNS="200"),  # what is logged beside a table is broken at the width
     )
     os.close(theirs)
     try:
@@ -274,7 +277,9 @@ def test_a_server_on_a_terminal() -> None:
         os.close(ours)
     # What is logged has lines of its own.
     for logged in (" serving memory:// at http://127.0.0.1:", " stopped"):
-        [line] = [line for line in text.splitlines() if logged in line]
+        lines = [line for line in text.splitlines() if logged in line]
+        assert len(lines) == 1, text[-3000:]
+        [line] = lines
         assert "queue" not in line
     assert "Traceback" not in text
 
