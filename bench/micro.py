@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +37,7 @@ def worker_name(client: int) -> str:
     return f"bench-micro-{client}"
 
 
-class Benchmark:
+class Benchmark(ABC):
     """One benchmark: what is there before it, the task, and what must be true afterwards."""
 
     total_tasks = 10_000
@@ -46,14 +47,14 @@ class Benchmark:
         self.calls = calls
         self.extra: dict[str, Any] = {}
 
-    async def prepare(self, total: int) -> None:
+    async def prepare(self, total: int) -> None:  # noqa: B027 - most need nothing
         """Put in what the tasks need to find, which is not timed."""
 
+    @abstractmethod
     async def step(self, number: int, client: int) -> Any:
         """Do one task."""
-        raise NotImplementedError
 
-    async def check(self, tally: Tally) -> None:
+    async def check(self, tally: Tally) -> None:  # noqa: B027 - some leave nothing to look at
         """Count what is not as it must be, and leave the server as it was found."""
 
 

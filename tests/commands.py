@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from bench.processes import python_path
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -77,3 +79,16 @@ def serving(
 def run(arguments: Sequence[str], place: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """A command, run to its end."""
     return subprocess.run(arguments, cwd=place, env=variables, capture_output=True, text=True, timeout=180, check=False)
+
+
+def run_module(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of the repository as a program."""
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=python_path(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +13,9 @@ from bench.collections import Options
 from bench.contender import Share, check, contend, prepare
 from bench.crew import run_crew
 from bench.families import Tally
-from bench.processes import ROOT, BenchError, python_path
+from bench.processes import BenchError
 from lightning_sql.collections.memory import MemoryCollections
+from tests.commands import run_module
 
 TOTAL = 6
 
@@ -106,15 +106,7 @@ def test_tasks_and_concurrency_are_dealt_out_evenly() -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench.collections", *arguments],
-        cwd=ROOT,
-        env=python_path(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_module("bench.collections", *arguments)
 
 
 class TestRun:

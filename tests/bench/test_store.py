@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from bench.algorithm import compare
 from bench.drivers.rollouts import StoredSpan
 from bench.fleet import jobs_of
 from bench.presets import PRESETS, PUBLISHED, Workload
-from bench.processes import ROOT, BenchError, free_port, python_path, started, wait_until_healthy
+from bench.processes import BenchError, free_port, started, wait_until_healthy
 from bench.store import Settings, run_workload
 from bench.traces import REWARD_NAME, Step, Trace, mean_sleep, span_id, steps_of
+from tests.commands import call, run_module
 
 SMALL = Workload(mode="batch", total_tasks=12, batch_size=5, n_runners=4, max_rounds=2, sleep_seconds=0.01)
 QUICK = Settings(processes=2, poll_seconds=0.05, stale_seconds=30.0)
@@ -27,9 +29,21 @@ QUICK = Settings(processes=2, poll_seconds=0.05, stale_seconds=30.0)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server over a store in memory."""
+    """A server over a store in memory, whose queue is empty whenever a test begins."""
+    with memory_server(tmp_path_factory.mktemp("server") / "log") as url:
+        yield url
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[str]:
+    """Such a server for a test that leaves something in the queue."""
+    with memory_server(tmp_path / "server.log") as url:
+        yield url
+
+
+@contextmanager
+def memory_server(log: Path) -> Iterator[str]:
     port = free_port()
-    log = tmp_path_factory.mktemp("server") / "log"
     command = [sys.executable, "-m", "lightning_api", "serve", "--port", str(port), "--database-url", "memory://"]
     with log.open("wb") as output, started(command, stdout=output, stderr=output) as process:
         url = f"http://127.0.0.1:{port}"
@@ -38,15 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def bench_store(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench.store", *arguments],
-        cwd=ROOT,
-        env=python_path(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_module("bench.store", *arguments)
 
 
 class TestPresets:
@@ -231,18 +237,21 @@ class TestRun:
         }
         assert (found["extra"]["stale"], found["extra"]["wrong spans"], found["extra"]["failed calls"]) == (0, 0, 0)
 
-    def test_what_never_finishes_is_stale(self, server: str) -> None:
+    def test_what_never_finishes_is_stale(self, own_server: str) -> None:
         slow = Workload(mode="batch", total_tasks=3, batch_size=3, n_runners=2, max_rounds=1, sleep_seconds=600.0)
-        run = run_workload(server, slow, Settings(processes=1, poll_seconds=0.05, stale_seconds=0.5))
+        run = run_workload(own_server, slow, Settings(processes=1, poll_seconds=0.05, stale_seconds=0.5))
         assert not run.complete
         assert (run.tally.succeeded, run.tally.failed, run.stale) == (0, 3, 3)
         assert run.tally.failures[0] == "no rollout has finished for 0.5 s"
         assert run.tally.failures[1].startswith("stale: task 0 (ro-")
 
-    def test_a_queue_that_is_not_empty_is_left_alone(self, server: str) -> None:
-        # What the run before has left.
+    def test_a_queue_that_is_not_empty_is_left_alone(self, own_server: str) -> None:
+        left = json.dumps({"rollouts": [{"input": "left"}]})
+        path = "/v1/agl/queues/rollouts/enqueue"
+        status, _ = call(int(own_server.rpartition(":")[2]), path, left, {"content-type": "application/json"})
+        assert status == 201
         with pytest.raises(BenchError, match=r"^\d+ rollouts are in the queue of http://127"):
-            run_workload(server, SMALL, QUICK)
+            run_workload(own_server, SMALL, QUICK)
 
 
 class TestCommandLine:
