@@ -106,7 +106,7 @@ class Edge:
                 return failure(path, 403, "Pages of other origins may not do this; --cors-origin allows an origin")
         elif path not in UNGUARDED and not is_authorized(scope, self._token):
             return failure(path, 401, "A valid bearer token is required", ((b"www-authenticate", b"Bearer"),))
-        if self._load.is_full and path not in self._unlimited:
+        if path not in self._unlimited and self._load.is_full(path):
             for prefix, reply in OVERLOADED.items():
                 if path.startswith(prefix):
                     return reply

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lightning_sql.errors import OverloadedError
 
-__all__ = ["Load", "Places"]
+__all__ = ["CLAIM_PATH", "Load", "Places"]
 
 FEW_CALLS: Final = 256
 """So many calls may be worked on at once, however long they take."""
@@ -32,6 +32,10 @@ MOST_WAITS: Final = 10_000
 """Calls that wait for rollouts to finish, which cost some memory and nothing else."""
 MOST_DOWNLOADS: Final = 32
 """Answers of a megabyte or more that are on their way, of each of which up to 8 MB are in memory."""
+KEPT_SHARE: Final = 0.25
+"""Which share of the places is not for claims. Whoever claims asks again; whoever has work done, and cannot say so
+soon, gives up and has done it in vain."""
+CLAIM_PATH: Final = "/v1/agl/queues/rollouts/dequeue"
 
 
 class Places:
@@ -96,9 +100,9 @@ class Calls(Places):
     def are_full(self) -> bool:
         return self.are_full_with(0)
 
-    def are_full_with(self, more: int) -> bool:
-        """Whether there would be none left once so many more are taken."""
-        taken = self.taken + more
+    def are_full_with(self, more: int, kept_share: float = 0.0) -> bool:
+        """Whether there would be none left once so many more are taken, and a share of all is kept for others."""
+        taken = self.taken + more + int(self._in_line * kept_share)
         if taken < self._in_line:
             return False
         return taken >= self.most or self._clock() - self._last < PAUSE_SECONDS
@@ -146,14 +150,19 @@ class Load:
         """Calls that have come in this turn of the event loop, and take their places in the next."""
 
     @property
-    def is_full(self) -> bool:
-        """Whether a call that would be worked on now would be refused in the end."""
-        return self.calls.are_full or self.bytes >= self.most_bytes
+    def is_nearly_full(self) -> bool:
+        """Whether claims are refused, once the calls that are expected are there; no other is, unless this is so."""
+        return self.calls.are_full_with(self.expected, KEPT_SHARE) or self.bytes >= self.most_bytes
 
     @property
     def will_be_full(self) -> bool:
-        """Whether it is full once those that are expected are there."""
+        """Whether every call is refused, once those that are expected are there."""
         return self.calls.are_full_with(self.expected) or self.bytes >= self.most_bytes
+
+    def is_full(self, path: str) -> bool:
+        """Whether a call that would be worked on now is to be refused."""
+        kept = KEPT_SHARE if path == CLAIM_PATH else 0.0
+        return self.calls.are_full_with(0, kept) or self.bytes >= self.most_bytes
 
     def expect(self, loop: asyncio.AbstractEventLoop) -> None:
         """Reckon with one call more, until those that have come have taken their places."""

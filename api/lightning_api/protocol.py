@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from lightning_api.connections import Connection
 from lightning_api.edge import OVERLOADED
-from lightning_api.load import Load
+from lightning_api.load import CLAIM_PATH, Load
 from lightning_api.replies import Reply
 
 __all__ = ["LightningProtocol"]
@@ -37,6 +37,7 @@ def _wire(reply: Reply) -> bytes:
     return b"\r\n".join((*lines, b"", reply.body))
 
 
+_CLAIM: Final = CLAIM_PATH.encode()
 _REFUSALS: Final = {prefix.encode(): _wire(reply) for prefix, reply in OVERLOADED.items()}
 
 
@@ -70,7 +71,7 @@ class LightningProtocol(Connection):
     @override
     def on_headers_complete(self) -> None:
         """The head is complete."""
-        if self._load.will_be_full and (refusal := self._refusal()) is not None:
+        if self._load.is_nearly_full and (refusal := self._refusal()) is not None:
             self._in_head = False
             self._load.refused += 1
             self.transport.write(refusal)
@@ -83,6 +84,8 @@ class LightningProtocol(Connection):
     def _refusal(self) -> bytes | None:
         """How to refuse the request, where there is nothing else to look at."""
         path, _, _ = self.url.partition(b"?")
+        if path != _CLAIM and not self._load.will_be_full:
+            return None
         refusal = next((wire for prefix, wire in _REFUSALS.items() if path.startswith(prefix)), None)
         if refusal is None or b"%" in path or path in self._unlimited:
             return None

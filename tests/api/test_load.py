@@ -18,7 +18,7 @@ import uvloop
 from lightning_api import accepting
 from lightning_api.accepting import Acceptor, most_connections
 from lightning_api.app import create_app, service_of
-from lightning_api.load import Calls
+from lightning_api.load import CLAIM_PATH, Calls, Load
 from lightning_api.serve import bind_sockets
 from lightning_api.settings import Settings
 from lightning_sql.errors import OverloadedError
@@ -92,6 +92,39 @@ async def test_more_calls_than_a_process_works_on(serve: Any, request_: Any) -> 
             assert (await client.get(path)).status_code == 200
         assert store.begun == 3
     assert (await client.get(f"{V1}/statistics")).status_code == 200
+
+
+CLAIM = {"method": "POST", "url": f"{V1}/queues/rollouts/dequeue", "json": {"limit": 1}}
+
+
+async def test_claims_are_refused_before_what_ends_work(serve: Any) -> None:
+    store = SlowStore()
+    client = await serve(store=store, max_requests=8)
+    async with busy(client, store, 5, **READ), busy(client, store, 1, **CLAIM):
+        answer = await client.request(**CLAIM)
+        assert (answer.status_code, answer.json(), answer.headers["retry-after"]) == (503, REFUSED, "1")
+        assert store.begun == 6
+        async with busy(client, store, 2, **ENQUEUE):
+            assert store.begun == 8
+            assert (await client.request(**ENQUEUE)).status_code == 503
+    assert (await client.request(**CLAIM)).status_code == 200
+
+
+def test_claims_are_refused_early_too() -> None:
+    """As a connection does it, which does not ask the application."""
+    load = Load(8, 1000)
+    for _ in range(5):
+        load.calls.take()
+    assert not load.is_nearly_full
+    load.calls.take()
+    assert load.is_nearly_full
+    assert not load.will_be_full
+    assert load.is_full(CLAIM_PATH)
+    assert not load.is_full(f"{V1}/queues/rollouts/enqueue")
+    load.calls.take()
+    load.calls.take()
+    assert load.will_be_full
+    assert load.is_full(f"{V1}/queues/rollouts/enqueue")
 
 
 async def test_waits_take_no_place(serve: Any) -> None:
