@@ -6,9 +6,9 @@ What belongs to no attempt is skipped; what cannot be stored costs only itself a
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from lightning_api.errors import BodyTooLargeError
 from lightning_api.otlp_limits import MalformedExportError, check_fields, decompress
-from lightning_sql.otel import attributes, seconds
+from lightning_sql.otel import attribute_value, seconds
 from lightning_sql.records import (
     SEQUENCE_LIMIT,
     Attributes,
@@ -32,15 +32,22 @@ from lightning_sql.records import (
     SpanContext,
     StatusCode,
     TraceStatus,
+    is_plain_identifier,
 )
+from lightning_sql.store import documents
+from lightning_sql.store.documents import SpanDraft
 
 __all__ = [
+    "ATTEMPT_ID",
     "CONTENT_TYPE",
     "RECORDS",
+    "ROLLOUT_ID",
+    "SEQUENCE_ID",
     "Export",
     "MalformedExportError",
     "compress",
     "decode_export",
+    "decode_export_rows",
     "decompress",
     "encode_response",
     "encode_status",
@@ -49,9 +56,9 @@ __all__ = [
 
 CONTENT_TYPE: Final = "application/x-protobuf"
 
-_ROLLOUT_ID: Final = "agentlightning.rollout_id"
-_ATTEMPT_ID: Final = "agentlightning.attempt_id"
-_SEQUENCE_ID: Final = "agentlightning.span_sequence_id"
+ROLLOUT_ID: Final = "agentlightning.rollout_id"
+ATTEMPT_ID: Final = "agentlightning.attempt_id"
+SEQUENCE_ID: Final = "agentlightning.span_sequence_id"
 
 _STATUS_CODES: Final[Mapping[int, StatusCode]] = {0: "UNSET", 1: "OK", 2: "ERROR"}
 _NAMED_REASONS: Final = 5
@@ -60,11 +67,26 @@ RECORDS: Final = 50_000
 """The most spans, events and links, all together, that an export may have: each becomes a record."""
 
 
-@dataclass(slots=True)
-class Export:
-    """The spans of one request that name their attempt."""
+S = TypeVar("S")
 
-    spans: list[Span] = field(default_factory=list[Span])
+
+class _Resource(NamedTuple):
+    """What produced some spans."""
+
+    record: OtelResource
+    text: str | None = None
+    """As a row has it, where rows are made."""
+
+
+_Make: TypeAlias = Callable[[ProtoSpan, Attributes, _Resource, str, str, int], S]
+"""Makes something of a span, its attributes, its resource, the ids of its rollout and attempt, and its number."""
+
+
+@dataclass(slots=True)
+class Export(Generic[S]):
+    """The spans of one request that name their attempt: as records, or as drafts of their rows."""
+
+    spans: list[S] = field(default_factory=list[S])
     unnumbered: set[int] = field(default_factory=set[int])
     """The indexes of those without a usable sequence number."""
     unroutable: int = 0
@@ -73,8 +95,23 @@ class Export:
     """Why a span could not become a record, one reason each."""
 
 
-def decode_export(body: bytes) -> Export:
+def decode_export(body: bytes) -> Export[Span]:
     """The spans of a binary `ExportTraceServiceRequest`; an empty body is an empty export.
+
+    Raises:
+        MalformedExportError: it is no such message.
+        BodyTooLargeError: it has too many fields, or too many spans, events and links.
+    """
+    return _decoded(body, _record, _Resource)
+
+
+def decode_export_rows(body: bytes) -> Export[SpanDraft]:
+    """As `decode_export`, for a store that has rows: what becomes of the records, mostly without making any."""
+    return _decoded(body, _draft, lambda record: _Resource(record, documents.resource_text(record)))
+
+
+def _decoded(body: bytes, make: _Make[S], resource_of: Callable[[OtelResource], _Resource]) -> Export[S]:
+    """The spans of an export, each as it is made.
 
     Raises:
         MalformedExportError: it is no such message.
@@ -87,14 +124,16 @@ def decode_export(body: bytes) -> Export:
     except message.DecodeError:
         raise MalformedExportError("the body is not an ExportTraceServiceRequest") from None
     _check_records(request)
-    export = Export()
+    export = Export[S]()
     for resource_spans in request.resource_spans:
-        resource = OtelResource.model_construct(
-            attributes=_attributes(resource_spans.resource.attributes), schema_url=resource_spans.schema_url
+        resource = resource_of(
+            OtelResource.model_construct(
+                attributes=_attributes(resource_spans.resource.attributes), schema_url=resource_spans.schema_url
+            )
         )
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
-                _add_span(export, span, resource)
+                _add_span(export, make, span, resource)
     return export
 
 
@@ -110,24 +149,24 @@ def _check_records(request: ExportTraceServiceRequest) -> None:
         raise BodyTooLargeError
 
 
-def _add_span(export: Export, span: ProtoSpan, resource: OtelResource) -> None:
+def _add_span(export: Export[S], make: _Make[S], span: ProtoSpan, resource: _Resource) -> None:
     own = _attributes(span.attributes)
     rollout_id, attempt_id, number = (
-        own.get(key, resource.attributes.get(key)) for key in (_ROLLOUT_ID, _ATTEMPT_ID, _SEQUENCE_ID)
+        own.get(key, resource.record.attributes.get(key)) for key in (ROLLOUT_ID, ATTEMPT_ID, SEQUENCE_ID)
     )
     if rollout_id is None or attempt_id is None:
         export.unroutable += 1
         return
     sequence_id = _sequence_id(number)
     try:
-        record = _record(span, own, resource, str(rollout_id), str(attempt_id), sequence_id or 0)
+        made = make(span, own, resource, str(rollout_id), str(attempt_id), sequence_id or 0)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         export.rejected.append(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
         return
     if sequence_id is None:
         export.unnumbered.add(len(export.spans))
-    export.spans.append(record)
+    export.spans.append(made)
 
 
 def _sequence_id(value: Any) -> int | None:
@@ -142,7 +181,7 @@ def _sequence_id(value: Any) -> int | None:
 
 
 def _record(
-    span: ProtoSpan, own: Attributes, resource: OtelResource, rollout_id: str, attempt_id: str, sequence_id: int
+    span: ProtoSpan, own: Attributes, resource: _Resource, rollout_id: str, attempt_id: str, sequence_id: int
 ) -> Span:
     trace_id, span_id = span.trace_id.hex().zfill(32), span.span_id.hex().zfill(16)
     return Span(
@@ -176,7 +215,43 @@ def _record(
         end_time=seconds(span.end_time_unix_nano),
         context=_context(trace_id, span_id),
         parent=None,
-        resource=resource,
+        resource=resource.record,
+    )
+
+
+_PLAIN_STATUSES: Final = {number: TraceStatus(status_code=code) for number, code in _STATUS_CODES.items()}
+_TRACE_ID_BYTES: Final = 16
+_SPAN_ID_BYTES: Final = 8
+
+
+def _draft(
+    span: ProtoSpan, own: Attributes, resource: _Resource, rollout_id: str, attempt_id: str, sequence_id: int
+) -> SpanDraft:
+    trace_id, span_id, parent_id = span.trace_id, span.span_id, span.parent_span_id
+    status = None if span.status.message else _PLAIN_STATUSES.get(span.status.code)
+    if (
+        span.events
+        or span.links
+        or resource.text is None
+        or status is None
+        or len(trace_id) > _TRACE_ID_BYTES
+        or len(span_id) > _SPAN_ID_BYTES
+        or len(parent_id) > _SPAN_ID_BYTES
+        or not (is_plain_identifier(rollout_id) and is_plain_identifier(attempt_id))
+    ):
+        return documents.span_draft(_record(span, own, resource, rollout_id, attempt_id, sequence_id))
+    return documents.plain_span_draft(
+        rollout_id,
+        attempt_id,
+        sequence_id,
+        trace_id.hex().zfill(2 * _TRACE_ID_BYTES),
+        span_id.hex().zfill(2 * _SPAN_ID_BYTES),
+        parent_id.hex().zfill(2 * _SPAN_ID_BYTES) if parent_id else None,
+        span.name,
+        status,
+        own,
+        (seconds(span.start_time_unix_nano), seconds(span.end_time_unix_nano)),
+        resource.text,
     )
 
 
@@ -185,7 +260,18 @@ def _context(trace_id: str, span_id: str) -> SpanContext:
 
 
 def _attributes(pairs: Iterable[KeyValue]) -> Attributes:
-    return attributes({pair.key: _value(pair.value) for pair in pairs})
+    found: Attributes = {}
+    for pair in pairs:
+        value = pair.value
+        if value.WhichOneof("value") == "string_value":  # as most are
+            found[pair.key] = value.string_value
+            continue
+        converted = attribute_value(_value(value))
+        if converted is None:
+            found.pop(pair.key, None)
+        else:
+            found[pair.key] = converted
+    return found
 
 
 def _value(value: AnyValue) -> Any:

@@ -14,6 +14,7 @@ from lightning_sql.identifiers import new_rollout_id
 from lightning_sql.records import (
     Attempt,
     AttemptedRollout,
+    Attributes,
     EnqueueRolloutRequest,
     Event,
     Link,
@@ -260,6 +261,48 @@ def span_draft(span: Span) -> SpanDraft:
         None if span.parent is None else encode_part(span.parent),
         encode_part(span.resource),
         encode_json(span.model_extra, inside=1) if span.model_extra else None,
+    )
+
+
+def resource_text(resource: OtelResource) -> str:
+    """What produced a span, as its row has it."""
+    return encode_part(resource)
+
+
+def plain_span_draft(
+    rollout_id: str,
+    attempt_id: str,
+    sequence_id: int,
+    trace_id: str,
+    span_id: str,
+    parent_id: str | None,
+    name: str,
+    status: TraceStatus,
+    attributes: Attributes,
+    times: tuple[float | None, float | None],
+    resource: str,
+) -> SpanDraft:
+    """As `span_draft`, of a span that has no events, no links and only the context of its own ids.
+
+    Its ids are identifiers, those of OpenTelemetry in hexadecimal digits; its resource is that of a draft.
+    """
+    return SpanDraft(
+        encode_text(rollout_id),
+        encode_text(attempt_id),
+        sequence_id,
+        trace_id,
+        span_id,
+        parent_id,
+        encode_text(name),
+        _status_text(status),
+        encode_part(attributes) if attributes else "{}",
+        "[]",
+        "[]",
+        *times,
+        f'{{"trace_id":"{trace_id}","span_id":"{span_id}","is_remote":false,"trace_state":{{}}}}',
+        None,
+        resource,
+        None,
     )
 
 

@@ -22,6 +22,7 @@ from lightning_sql.database.dialects.hot import (
     Row,
     SpanBatch,
     SpanDraft,
+    SpanKey,
     SpanOutcome,
     WorkerBeat,
 )
@@ -64,8 +65,9 @@ _CLAIM: Final = Statement("claim", "dequeue_many_rollouts", ("rollout_queue", "r
 _ADD_SPANS: Final = Statement("add_spans", "add_many_spans", ("spans", "span_sequence_ids", "attempts", "rollouts"))
 _UPDATE_ATTEMPTS: Final = Statement("update_attempts", "update_attempt", ("attempts", "rollouts", "workers"))
 _ISSUE_NUMBERS: Final = Statement("issue_numbers", "get_many_span_sequence_ids", ("span_sequence_ids",))
+_NUMBER_SPANS: Final = Statement("number_spans", "import_spans", ("span_sequence_ids", "attempts", "spans"))
 _BEAT_WORKERS: Final = Statement("beat_workers", "update_worker", ("workers",))
-_JOINED: Final = (_ENQUEUE, _CLAIM, _ADD_SPANS, _UPDATE_ATTEMPTS, _ISSUE_NUMBERS, _BEAT_WORKERS)
+_JOINED: Final = (_ENQUEUE, _CLAIM, _ADD_SPANS, _UPDATE_ATTEMPTS, _ISSUE_NUMBERS, _NUMBER_SPANS, _BEAT_WORKERS)
 
 
 class RolloutBatch(NamedTuple):
@@ -131,6 +133,9 @@ class Lanes:
         self.numbers: Joiner[Mapping[str, int], Mapping[str, int]] = self._joiner(
             _ISSUE_NUMBERS.name, self._issue_numbers
         )
+        self.numbered: Joiner[Sequence[SpanKey], Sequence[int | None]] = self._joiner(
+            _NUMBER_SPANS.name, self._number_spans, weigh=len
+        )
         self.beats: Joiner[WorkerBeat, Row] = self._joiner(
             _BEAT_WORKERS.name, self._beat_workers, keys=lambda beat: (beat.worker_id,)
         )
@@ -182,7 +187,7 @@ class Lanes:
 
     @property
     def _joiners(self) -> Sequence[Joiner[Any, Any]]:
-        return self.enqueue, self.claim, self.spans, self.attempts, self.numbers, self.beats
+        return self.enqueue, self.claim, self.spans, self.attempts, self.numbers, self.numbered, self.beats
 
     async def close(self) -> None:
         """Finish what was begun, without waiting for a database that is away, and close the connections."""
@@ -233,10 +238,6 @@ class Lanes:
             if row is not None:
                 rows.append(row)
         return rows
-
-    async def new_spans(self, spans: Sequence[tuple[str, str, str]]) -> list[bool]:
-        """As `HotPath.new_spans`."""
-        return await self._database.retried(lambda: self.hot.new_spans(spans), repeatable=True, reading=True)
 
     async def refresh_statistics(self) -> Sequence[str]:
         """As `HotPath.refresh_statistics`."""
@@ -436,6 +437,12 @@ class Lanes:
                 issued[rollout_id] += count
             answers.append({rollout_id: issued[rollout_id] for rollout_id in call})
         return answers
+
+    async def _number_spans(self, calls: list[Sequence[SpanKey]]) -> list[Sequence[int | None] | Exception]:
+        spans = [span for call in calls for span in call]
+        with self._statements.timed(_NUMBER_SPANS, len(calls)):
+            numbers = iter(await self._repeatedly(lambda: self.hot.number_spans(spans)))
+        return [[next(numbers) for _ in call] for call in calls]
 
     async def _beat_workers(self, beats: list[WorkerBeat]) -> Sequence[Row | Exception]:
         with self._statements.timed(_BEAT_WORKERS, len(beats)):

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 
 from typing_extensions import override
 
-from lightning_sql.database.dialects.hot import KeyNote, SpanBatch, SpanDraft, SpanOutcome
+from lightning_sql.database.dialects.hot import KeyNote, SpanBatch, SpanDraft, SpanKey, SpanOutcome
 from lightning_sql.database.payload import decode_text, encode_text
 from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.records import IdempotencyKey, Span
@@ -69,35 +69,45 @@ class SqlSpans(SqlReads):
         idempotency_key: IdempotencyKey | None = None,
     ) -> SpanReceipt:
         check_import(unnumbered, idempotency_key)
-        numbered = await self._numbered(spans, unnumbered)
-        drafts = [span_draft(span) for span in numbered]
-        outcomes = await self.add_span_rows(drafts, strict=False, idempotency_key=idempotency_key)
-        pairs = list(zip(numbered, outcomes, strict=True))
+        drafts = [span_draft(span) for span in spans]
+        if unnumbered:
+            drafts, outcomes = await self.import_span_rows(drafts, unnumbered)
+        else:
+            outcomes = await self.add_span_rows(drafts, strict=False, idempotency_key=idempotency_key)
+        stored: list[Span] = []
+        for span, draft, outcome in zip(spans, drafts, outcomes, strict=True):
+            if outcome is SpanOutcome.STORED:
+                number = draft.sequence_id
+                stored.append(span if span.sequence_id == number else span.model_copy(update={"sequence_id": number}))
         return SpanReceipt(
-            [span for span, outcome in pairs if outcome is SpanOutcome.STORED],
+            stored,
             sum(outcome is SpanOutcome.DUPLICATE for outcome in outcomes),
-            [span for span, outcome in pairs if outcome is SpanOutcome.UNKNOWN],
+            [span for span, outcome in zip(spans, outcomes, strict=True) if outcome is SpanOutcome.UNKNOWN],
         )
 
-    async def _numbered(self, spans: Sequence[Span], unnumbered: AbstractSet[int]) -> list[Span]:
+    @override
+    async def import_span_rows(
+        self, spans: Sequence[SpanDraft], unnumbered: AbstractSet[int]
+    ) -> tuple[Sequence[SpanDraft], Sequence[SpanOutcome]]:
+        numbered = await self._numbered(spans, unnumbered)
+        return numbered, await self.add_span_rows(numbered, strict=False)
+
+    async def _numbered(self, spans: Sequence[SpanDraft], unnumbered: AbstractSet[int]) -> Sequence[SpanDraft]:
         """The spans, those without a number that can be stored as new with the next ones of their rollout.
 
         Numbers are issued before the spans are stored, so a span that turns out to be stored by somebody
         else leaves a gap, which is allowed.
         """
-        answer = list(spans)
-        first: dict[tuple[str, str, str], int] = {}
+        first: dict[SpanKey, int] = {}
         for index, span in enumerate(spans):
-            key = (encode_text(span.rollout_id), encode_text(span.attempt_id), encode_text(span.span_id))
-            first.setdefault(key, index)
+            first.setdefault((span.rollout_id, span.attempt_id, span.span_id), index)
         wanted = {key: index for key, index in first.items() if index in unnumbered}
         if not wanted:
-            return answer
-        fresh = await self._lanes.new_spans(list(wanted))
-        places = [index for index, new in zip(wanted.values(), fresh, strict=True) if new]
-        pairs = [(spans[index].rollout_id, spans[index].attempt_id) for index in places]
-        for index, number in zip(places, await self.get_many_span_sequence_ids(pairs), strict=True):
-            answer[index] = spans[index].model_copy(update={"sequence_id": number})
+            return spans
+        answer = list(spans)
+        for index, number in zip(wanted.values(), await self._lanes.numbered(list(wanted)), strict=True):
+            if number is not None:
+                answer[index] = spans[index]._replace(sequence_id=number)
         return answer
 
     @override

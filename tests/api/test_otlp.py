@@ -349,7 +349,7 @@ def test_decompress_restores_everything() -> None:
 async def test_failures_are_told_in_protobuf(serve: Any) -> None:
     class Failing:
         recorder = None
-
+        rows = None
         error: Exception = DatabaseUnavailableError("secret")
 
         async def import_spans(self, *arguments: Any, **options: Any) -> Any:

@@ -159,12 +159,9 @@ async def test_only_a_new_span_is_a_sign_of_life(hot: HotPath) -> None:
     assert await stored(hot, SPAN_SEQUENCES, "value") == [8]
     assert await stored(hot, ATTEMPTS, "last_heartbeat_time") == [NOW + 3]
     assert [row[0] for row in await stored(hot, SPANS, "span_id", SEQ)] == ["x", "y", "z"]
-    assert await hot.new_spans([("a", "1", "x"), ("a", "1", "new"), ("a", "2", "new"), ("b", "1", "new")]) == [
-        False,
-        True,
-        False,
-        False,
-    ]
+    wanted = [("a", "1", "x"), ("a", "1", "new"), ("a", "2", "new"), ("b", "1", "new"), ("a", "1", "newer")]
+    assert await hot.number_spans(wanted) == [None, 9, None, None, 10]
+    assert await stored(hot, SPAN_SEQUENCES, "value") == [10]
 
 
 async def test_a_span_brings_a_requeued_rollout_back_from_the_queue(hot: HotPath) -> None:
@@ -305,7 +302,7 @@ async def test_any_text_and_number_comes_back(tmp_path: Path, name: str) -> None
     assert (row[0], row[1], row[-2]) == (name, big, name)
     assert rollout_row(row)["timeout_seconds"] == math.inf
     assert await hot.add_spans([batch(span(name, name, name, trace_id=name, start_time=-math.inf))], NOW) == [[STORED]]
-    assert await hot.new_spans([(name, name, name)]) == [False]
+    assert await hot.number_spans([(name, name, name), (name, name, "new")]) == [None, 2]
     [changed] = await hot.update_attempts([change(name, name, status="running", worker_id=name)], NOW)
     assert changed is not None
     assert changed.attempt[:2] == (name, name)
@@ -322,7 +319,7 @@ async def test_partitions_see_nothing_of_each_other(tmp_path: Path) -> None:
     await two.enqueue([draft("a")], NOW)
     await two.claim([claim("1")], NOW)
     assert await one.add_spans([batch(span("a", "1", "x"))], NOW) == [[UNKNOWN]]
-    assert await one.new_spans([("a", "1", "x")]) == [False]
+    assert await one.number_spans([("a", "1", "x")]) == [None]
     assert await one.update_attempts([change("a", "1", status="failed")], NOW) == [None]
     assert await queued(one, "one") == ["a"]
     assert await queued(two, "two") == []

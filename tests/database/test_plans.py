@@ -107,7 +107,7 @@ CALLS: dict[str, Callable[[PostgreSQLHotPath, int], Any]] = {
         [SpanBatch([span(rollout, "a1", f"s{i % 2 + 1}", 3)], strict=False) for i, rollout in enumerate(running(n))],
         None,
     ),
-    "new spans": lambda hot, n: hot.new_spans([(rollout, "a1", "s9") for rollout in running(n)]),
+    "numbers of spans": lambda hot, n: hot.number_spans([(rollout, "a1", "s9") for rollout in running(n)]),
     "updates": lambda hot, n: hot.update_attempts(
         [AttemptChange(rollout, "a1", "failed", None, None, None) for rollout in running(n)], None
     ),

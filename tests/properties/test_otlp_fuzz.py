@@ -24,6 +24,7 @@ from lightning_api.errors import BodyTooLargeError
 from lightning_api.otlp_limits import MalformedExportError, check_fields, decompress
 from lightning_api.settings import Settings
 from lightning_sql.store.interface import LightningStore
+from lightning_sql.store.rows import span_draft
 from tests.backends import POSTGRES, SQLITE, NewStore
 from tests.properties.effort import effort
 from tests.properties.strategies import short_texts
@@ -82,7 +83,7 @@ def exports(draw: st.DrawFn, rollout_id: str, attempt_id: str) -> bytes:
                 "attributes": held,
                 "start_time_unix_nano": draw(nanoseconds),
                 "end_time_unix_nano": draw(nanoseconds),
-                "status": {"code": draw(st.integers(0, 5)), "message": draw(utf8_texts)},
+                "status": {"code": draw(st.integers(0, 5)), "message": draw(st.just("") | utf8_texts)},
                 "events": [
                     {"name": draw(utf8_texts), "time_unix_nano": draw(nanoseconds), "attributes": draw(attributes)}
                     for _ in range(draw(st.integers(0, 1)))
@@ -134,6 +135,18 @@ CODINGS: dict[str, Callable[[bytes], bytes]] = {
 content_types = st.sampled_from(
     [otlp.CONTENT_TYPE] * 8 + ["application/json", "text/plain", "", "application/x-protobuf;q=\xe9", "\x01/\x02", "é"]
 )
+
+
+@effort(500)
+@given(exports("ro-1", "at-1"))
+def test_rows_are_what_becomes_of_the_records(body: bytes) -> None:
+    records, rows = otlp.decode_export(body), otlp.decode_export_rows(body)
+    assert rows.spans == [span_draft(record) for record in records.spans]
+    assert (rows.unnumbered, rows.unroutable, rows.rejected) == (
+        records.unnumbered,
+        records.unroutable,
+        records.rejected,
+    )
 
 
 class Exporter:

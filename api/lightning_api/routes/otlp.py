@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from lightning_api import otlp
 from lightning_api.calls import Call
 from lightning_api.errors import status_and_reason
 from lightning_api.operations import Nothing, Operation, operation
 from lightning_api.replies import Reply
+from lightning_sql.store import documents
+from lightning_sql.store.documents import SpanOutcome
 
 __all__ = ["OPERATIONS"]
+
+S = TypeVar("S")
 
 logger: Final = logging.getLogger(__name__)
 
@@ -37,7 +42,7 @@ def _reply_to_error(call: Call, error: Exception) -> Reply:
     return _reply(call, status, otlp.encode_status(status, reason), *retry)
 
 
-async def _read(call: Call) -> otlp.Export:
+async def _read(call: Call, decode: Callable[[bytes], otlp.Export[S]]) -> otlp.Export[S]:
     content_type = (call.header(b"content-type") or b"").partition(b";")[0].strip().lower().decode("latin-1")
     if content_type != otlp.CONTENT_TYPE:
         raise otlp.MalformedExportError(f"the content type must be {otlp.CONTENT_TYPE}")
@@ -46,12 +51,33 @@ async def _read(call: Call) -> otlp.Export:
     if coding not in (b"identity", b"gzip"):
         raise otlp.MalformedExportError("the content encoding must be gzip, or none")
     if coding == b"identity" and len(body) <= _INLINE_BYTES:
-        return otlp.decode_export(body)
+        return decode(body)
     # What unpacks or converts much does so beside the event loop, which others wait for.
     if coding == b"gzip":
         body = await asyncio.to_thread(otlp.decompress, body, call.service.settings.body_limit)
         call.hold(len(body))
-    return await asyncio.to_thread(otlp.decode_export, body)
+    return await asyncio.to_thread(decode, body)
+
+
+async def _import(call: Call) -> tuple[otlp.Export[Any], list[str]]:
+    """What an export holds, and why spans of it were not stored."""
+    rows = call.store.rows
+    if rows is not None:
+        drafts = await _read(call, otlp.decode_export_rows)
+        if not drafts.spans:
+            return drafts, drafts.rejected
+        stored, outcomes = await rows.import_span_rows(drafts.spans, drafts.unnumbered)
+        unknown = [
+            documents.unknown_attempt(span)
+            for span, outcome in zip(stored, outcomes, strict=True)
+            if outcome is SpanOutcome.UNKNOWN
+        ]
+        return drafts, drafts.rejected + unknown
+    export = await _read(call, otlp.decode_export)
+    if not export.spans:
+        return export, export.rejected
+    receipt = await call.store.import_spans(export.spans, unnumbered=export.unnumbered)
+    return export, export.rejected + [documents.unknown_attempt(span) for span in receipt.rejected]
 
 
 @operation(
@@ -62,18 +88,13 @@ async def _read(call: Call) -> otlp.Export:
     tag="otlp",
     to_error=_reply_to_error,
     media_type=otlp.CONTENT_TYPE,
+    hot=True,
 )
 async def export_traces(call: Call, _nothing: None) -> Reply:
     """Store the spans of an OTLP export; those of unknown attempts are reported as a partial success."""
-    export = await _read(call)
+    export, reasons = await _import(call)
     if export.unroutable:
         logger.info("skipped %d spans that name no rollout and attempt", export.unroutable)
-    reasons = export.rejected
-    if export.spans:
-        receipt = await call.store.import_spans(export.spans, unnumbered=export.unnumbered)
-        reasons = reasons + [
-            f"there is no attempt {span.attempt_id!r} of a rollout {span.rollout_id!r}" for span in receipt.rejected
-        ]
     return _reply(call, 200, otlp.encode_response(len(reasons), reasons))
 
 

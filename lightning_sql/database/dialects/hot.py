@@ -106,6 +106,10 @@ class SpanDraft(NamedTuple):
     extra: str | None
 
 
+SpanKey: TypeAlias = tuple[str, str, str]
+"""The ids of a span: of its rollout, its attempt, and its own."""
+
+
 class SpanBatch(NamedTuple):
     """The spans of one call, no two of them with the same key."""
 
@@ -190,8 +194,11 @@ class HotPath(ABC):
         """
 
     @abstractmethod
-    async def new_spans(self, spans: Sequence[tuple[str, str, str]]) -> list[bool]:
-        """Which of these (rollout, attempt, span) could be stored as new: attempt known, span not."""
+    async def number_spans(self, spans: Sequence[SpanKey]) -> list[int | None]:
+        """Issue the next numbers of their rollouts to spans, in order.
+
+        None to those that could not be stored as new, because their attempt is unknown, or they are known.
+        """
 
     @abstractmethod
     async def update_attempts(self, changes: Sequence[AttemptChange], now: float | None) -> list[AttemptChanged | None]:

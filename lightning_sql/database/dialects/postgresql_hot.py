@@ -24,6 +24,7 @@ from lightning_sql.database.dialects.hot import (
     Row,
     SpanBatch,
     SpanDraft,
+    SpanKey,
     SpanOutcome,
     WorkerBeat,
 )
@@ -296,7 +297,7 @@ class PostgreSQLHotPath(HotPath):
         return answers
 
     @override
-    async def new_spans(self, spans: Sequence[tuple[str, str, str]]) -> list[bool]:
+    async def number_spans(self, spans: Sequence[SpanKey]) -> list[int | None]:
         rollout_ids, attempt_ids, span_ids = zip(*spans, strict=True)
         values = {
             "partition": self._partition,
@@ -304,8 +305,8 @@ class PostgreSQLHotPath(HotPath):
             "attempt_id": attempt_ids,
             "span_id": span_ids,
         }
-        fresh = {row[0] for row in await self._run(statements.NEW_SPANS.of(len(spans)), values, writing=False)}
-        return [place in fresh for place in range(1, len(spans) + 1)]
+        numbers: dict[int, int] = dict(await self._run(statements.NUMBER_SPANS.of(len(spans)), values))
+        return [numbers.get(place) for place in range(1, len(spans) + 1)]
 
     @override
     async def update_attempts(self, changes: Sequence[AttemptChange], now: float | None) -> list[AttemptChanged | None]:

@@ -48,7 +48,7 @@ __all__ = [
     "ENQUEUE_NOTED",
     "FINISHED_ROLLOUTS",
     "ISSUE_NUMBERS",
-    "NEW_SPANS",
+    "NUMBER_SPANS",
     "ROLLOUTS",
     "STATEMENTS",
     "UPDATE_ATTEMPTS",
@@ -276,25 +276,37 @@ ADD_SPANS_NOTED: Final = HotOperation(
 """As that; the spans of a call that has a note name its place."""
 
 
-def _new_spans(given: Given) -> str:
+def _number_spans(given: Given) -> str:
     kinds = {"rollout_id": "text", "attempt_id": "text", "span_id": "text"}
     return f"""
-SELECT g.ord
-FROM {given.rows(kinds, "g", place="ord")}
-CROSS JOIN LATERAL (
-    SELECT FROM attempts a
-    WHERE a.partition_id = :partition AND a.rollout_id = g.rollout_id AND a.attempt_id = g.attempt_id LIMIT 1
-) a
-LEFT JOIN LATERAL (
-    SELECT true AS there FROM spans s
-    WHERE s.partition_id = :partition AND s.rollout_id = g.rollout_id AND s.attempt_id = g.attempt_id
-        AND s.span_id = g.span_id LIMIT 1
-) s ON true
-WHERE s.there IS NULL
+WITH fresh AS MATERIALIZED (
+    SELECT g.ord, g.rollout_id, row_number() OVER (PARTITION BY g.rollout_id ORDER BY g.ord) AS nth
+    FROM {given.rows(kinds, "g", place="ord")}
+    CROSS JOIN LATERAL (
+        SELECT FROM attempts a
+        WHERE a.partition_id = :partition AND a.rollout_id = g.rollout_id AND a.attempt_id = g.attempt_id LIMIT 1
+    ) a
+    LEFT JOIN LATERAL (
+        SELECT true AS there FROM spans s
+        WHERE s.partition_id = :partition AND s.rollout_id = g.rollout_id AND s.attempt_id = g.attempt_id
+            AND s.span_id = g.span_id LIMIT 1
+    ) s ON true
+    WHERE s.there IS NULL
+),
+issued AS (
+    INSERT INTO span_sequences AS c (partition_id, rollout_id, value)
+    SELECT :partition, f.rollout_id, f.number
+    FROM (SELECT rollout_id, count(*) AS number FROM fresh GROUP BY rollout_id) f
+    ORDER BY f.rollout_id COLLATE "C"
+    ON CONFLICT (partition_id, rollout_id) DO UPDATE SET value = c.value + excluded.value
+    RETURNING rollout_id, value
+)
+SELECT f.ord, i.value - count(*) OVER (PARTITION BY f.rollout_id) + f.nth
+FROM fresh f JOIN issued i ON i.rollout_id = f.rollout_id
 """
 
 
-NEW_SPANS: Final = HotOperation("new_spans", _new_spans)
+NUMBER_SPANS: Final = HotOperation("number_spans", _number_spans)
 
 _STATUS_AFTER: Final = "coalesce(g.status, a.status)"
 _HEARTBEAT_AFTER: Final = "coalesce(g.last_heartbeat_time, a.last_heartbeat_time)"
@@ -469,7 +481,7 @@ STATEMENTS: Final = (
             CLAIM,
             CLAIM_NOTED,
             ADD_SPANS,
-            NEW_SPANS,
+            NUMBER_SPANS,
             UPDATE_ATTEMPTS,
             UPDATE_HEARD_ATTEMPTS,
             ISSUE_NUMBERS,

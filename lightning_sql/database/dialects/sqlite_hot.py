@@ -24,6 +24,7 @@ from lightning_sql.database.dialects.hot import (
     RolloutDraft,
     Row,
     SpanBatch,
+    SpanKey,
     SpanOutcome,
     WorkerBeat,
 )
@@ -101,8 +102,8 @@ class SQLiteHotPath(HotPath):
         return await self._hot(lambda cursor: rules.add_spans(cursor, self._partition, batches, now))
 
     @override
-    async def new_spans(self, spans: Sequence[tuple[str, str, str]]) -> list[bool]:
-        return await self._here().hot_read(lambda cursor: rules.new_spans(cursor, self._partition, spans))
+    async def number_spans(self, spans: Sequence[SpanKey]) -> list[int | None]:
+        return await self._hot(lambda cursor: rules.number_spans(cursor, self._partition, spans))
 
     @override
     async def update_attempts(self, changes: Sequence[AttemptChange], now: float | None) -> list[AttemptChanged | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
@@ -26,6 +27,7 @@ from lightning_sql.database.dialects.hot import (
     Row,
     SpanBatch,
     SpanDraft,
+    SpanKey,
     SpanOutcome,
     WorkerBeat,
 )
@@ -39,7 +41,7 @@ __all__ = [
     "claim",
     "enqueue",
     "issue_numbers",
-    "new_spans",
+    "number_spans",
     "rollouts",
     "update_attempts",
 ]
@@ -443,15 +445,24 @@ def rollouts(cursor: Cursor, partition: str, rollout_ids: Sequence[str], *, fini
     return cursor.execute(statement, (_json(list(dict.fromkeys(rollout_ids))), partition)).fetchall()
 
 
-def new_spans(cursor: Cursor, partition: str, spans: Sequence[tuple[str, str, str]]) -> list[bool]:
-    """`HotPath.new_spans`."""
+def number_spans(cursor: Cursor, partition: str, spans: Sequence[SpanKey]) -> list[int | None]:
+    """`HotPath.number_spans`."""
     known = {
         (rollout_id, attempt_id)
         for rollout_id, attempt_id in {(rollout_id, attempt_id) for rollout_id, attempt_id, _ in spans}
         if cursor.execute(statements.IS_ATTEMPT, (partition, rollout_id, attempt_id)).fetchone() is not None
     }
-    return [
+    fresh = [
         (rollout_id, attempt_id) in known
         and cursor.execute(statements.IS_SPAN, (partition, rollout_id, attempt_id, span_id)).fetchone() is None
         for rollout_id, attempt_id, span_id in spans
     ]
+    counts = Counter(rollout_id for (rollout_id, _, _), new in zip(spans, fresh, strict=True) if new)
+    last = issue_numbers(cursor, partition, counts)
+    following = {rollout_id: last[rollout_id] - count for rollout_id, count in counts.items()}
+    numbers: list[int | None] = []
+    for (rollout_id, _, _), new in zip(spans, fresh, strict=True):
+        if new:
+            following[rollout_id] += 1
+        numbers.append(following[rollout_id] if new else None)
+    return numbers
