@@ -110,6 +110,16 @@ class Call:
             self._places.take()
             self._taken = True
 
+    def begin_waiting(self) -> None:
+        """Take a place among those that wait, instead of the one it has.
+
+        Raises:
+            OverloadedError: too many wait already.
+        """
+        self.leave()
+        self._places = self.service.load.waits
+        self.enter()
+
     def leave(self) -> None:
         """Give back the place, if there is one."""
         if self._taken and self._places is not None:

@@ -64,10 +64,11 @@ class EnqueueRequest(BaseModel):
 
 
 class DequeueRequest(BaseModel):
-    """How many rollouts to claim, and for whom."""
+    """How many rollouts to claim, for whom, and how many seconds to wait while the queue is empty."""
 
     limit: int = 1
     worker_id: Identifier | None = None
+    wait: Seconds | None = None
 
 
 class StartRolloutRequest(EnqueueRolloutRequest):
@@ -225,6 +226,8 @@ class SpanList(BaseModel):
     """Spans of any attempts."""
 
     spans: list[Span]
+    unnumbered: list[int] = []
+    """The places, from 0 on, of those that get the next numbers of their rollout instead of their own."""
 
 
 class StoredSpan(BaseModel):

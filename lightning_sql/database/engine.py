@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, NoReturn, TypeVar
-from weakref import WeakKeyDictionary
 
 from sqlalchemy import select
 from sqlalchemy.engine import URL, make_url
@@ -31,6 +30,7 @@ from lightning_sql.errors import (
     TransactionConflictError,
     UnstorableValueError,
 )
+from lightning_sql.loops import PerLoop
 
 __all__ = ["CommitUnknownError", "Database", "displayed_url", "lock_key", "parse_url"]
 
@@ -86,6 +86,7 @@ class _OfLoop:
     engines: EnginePair
     recovery: Recovery
     running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    standing: list[Callable[[], Awaitable[None]]] = field(default_factory=list[Callable[[], Awaitable[None]]])
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
@@ -111,7 +112,7 @@ class Database:
         self.wait_seconds = wait_seconds
         self.url = parse_url(database_url)
         self.dialect: Dialect = dialect_of(self.url)
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
+        self._loops = PerLoop(self._made_here, self.close)
         self._reflection = reflection
         # Engines connect lazily, so this only checks the parameters of the URL.
         self.dialect.engines(self.url)
@@ -119,15 +120,14 @@ class Database:
     def __repr__(self) -> str:
         return f"<Database {displayed_url(self.url)}>"
 
+    def _made_here(self) -> _OfLoop:
+        engines = self.dialect.engines(
+            self.url, reflection=self._reflection, wait_seconds=None if self._reflection else self.wait_seconds
+        )
+        return _OfLoop(engines, Recovery(self._probe, self.wait_seconds, self._returns))
+
     def _here(self) -> _OfLoop:
-        loop = asyncio.get_running_loop()
-        here = self._loops.get(loop)
-        if here is None:
-            engines = self.dialect.engines(
-                self.url, reflection=self._reflection, wait_seconds=None if self._reflection else self.wait_seconds
-            )
-            here = self._loops[loop] = _OfLoop(engines, Recovery(self._probe, self.wait_seconds, self._returns))
-        return here
+        return self._loops.here()
 
     @property
     def recovery(self) -> Recovery:
@@ -144,20 +144,25 @@ class Database:
 
     def stop_waiting(self) -> None:
         """Fail what waits for the database on this event loop, now and until it is closed: it is to be closed soon."""
-        here = self._loops.get(asyncio.get_running_loop())
+        here = self._loops.get()
         if here is not None:
             here.recovery.close()
 
+    def close_first(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Have something closed before the connections of this event loop are, on which it stands."""
+        self._here().standing.append(close)
+
     async def close(self) -> None:
-        """Wait for what is still running on this event loop and close its connections."""
-        loop = asyncio.get_running_loop()
-        here = self._loops.get(loop)
+        """Close what stands on it on this event loop, wait for what is still running, and close its connections."""
+        here = self._loops.get()
         if here is None:
             return
+        while here.standing:
+            await here.standing.pop()()
         here.recovery.close()
         while here.running:
             await asyncio.wait(list(here.running))
-        self._loops.pop(loop, None)
+        await self._loops.forget()
         await here.engines.dispose()
 
     @contextmanager

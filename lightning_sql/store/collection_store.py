@@ -185,15 +185,28 @@ class CollectionStore(CollectionWrites):
 
     @override
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, idempotency_key: IdempotencyKey | None = None
+        self, worker_id: str | None = None, *, wait: float = 0.0, idempotency_key: IdempotencyKey | None = None
     ) -> AttemptedRollout | None:
-        claimed = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, idempotency_key=idempotency_key)
+        claimed = await self.dequeue_many_rollouts(worker_id=worker_id, wait=wait, idempotency_key=idempotency_key)
         return claimed[0] if claimed else None
 
     @override
     async def dequeue_many_rollouts(
-        self, *, limit: int = 1, worker_id: str | None = None, idempotency_key: IdempotencyKey | None = None
+        self,
+        *,
+        limit: int = 1,
+        worker_id: str | None = None,
+        wait: float = 0.0,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> Sequence[AttemptedRollout]:
+        if wait > 0 and limit > 0:
+
+            async def attempt() -> Sequence[AttemptedRollout]:
+                return await self.dequeue_many_rollouts(
+                    limit=limit, worker_id=worker_id, idempotency_key=idempotency_key
+                )
+
+            return await self._queue.claim(attempt, wait)
         await self._gate.pass_through()
         if limit <= 0:
             return []

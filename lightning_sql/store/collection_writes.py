@@ -15,7 +15,7 @@ from lightning_sql.collections.protocols import AtomicLabel, LightningCollection
 from lightning_sql.collections.tracking import store_method
 from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.identifiers import new_resources_id
-from lightning_sql.metrics import SPANS, Metric, Recorder
+from lightning_sql.metrics import ENQUEUED, SPANS, Metric, Recorder
 from lightning_sql.records import (
     ROLLOUT_FINISHED,
     UNSET,
@@ -33,7 +33,7 @@ from lightning_sql.store.measured import record_finished, record_lag
 from lightning_sql.store.memory_keys import MemoryKeys
 from lightning_sql.store.spans import SpanImport
 from lightning_sql.store.transaction import StoreTransaction
-from lightning_sql.store.waiting import FinishWatcher
+from lightning_sql.store.waiting import QUEUE_POLL_SECONDS, FinishWatcher, QueueWatcher
 from lightning_sql.store.watchdog import ScanGate
 
 __all__ = ["CollectionWrites"]
@@ -75,6 +75,7 @@ class CollectionWrites(CollectionReads):
         self._claim_timeout = claim_timeout_seconds
         super().__init__(collections, ScanGate(self.sweep, scan_debounce_seconds, clock))
         self._watcher = FinishWatcher(self._find_finished, POLL_SECONDS)
+        self._queue = QueueWatcher(self._look_into_queue, QUEUE_POLL_SECONDS)
         self._keys = MemoryKeys()
 
     @property
@@ -84,12 +85,13 @@ class CollectionWrites(CollectionReads):
 
     @override
     async def close(self) -> None:
-        await self._watcher.close()
+        await self.release_waiters()
         await self._collections.close()
 
     @override
     async def release_waiters(self) -> None:
         await self._watcher.close()
+        await self._queue.close()
 
     @property
     @override
@@ -116,6 +118,7 @@ class CollectionWrites(CollectionReads):
         finally:
             store_method.reset(token)
         self._watcher.announce(rollout.rollout_id for rollout in finished)
+        self._queue.announce(counts[ENQUEUED])
         if self.recorder is not None:
             record_finished(self.recorder, finished)
             for metric, amount in counts.items():
@@ -155,6 +158,14 @@ class CollectionWrites(CollectionReads):
             return [rollout.rollout_id for rollout in page.items]
 
         return await self._read("wait_for_rollouts", query)
+
+    async def _look_into_queue(self, most: int) -> int:  # noqa: ARG002 - it costs nothing to count them all
+        await self._gate.pass_through()
+
+        async def query(collections: LightningCollections) -> int:
+            return await collections.rollout_queue.size()
+
+        return await self._read("dequeue_many_rollouts", query)
 
     # Spans
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -25,7 +25,7 @@ from lightning_sql.database.payload import decode_text, encode_text
 from lightning_sql.identifiers import new_rollout_id
 from lightning_sql.jsonable import NESTING_LIMIT, deeper_than
 from lightning_sql.records import SEQUENCE_LIMIT, AttemptStatus, RolloutMode, Span, StatusCode, unsigned_zero
-from lightning_sql.store.rows import conditions_text, span_draft, span_size
+from lightning_sql.store.rows import conditions_text, plain_span_draft, resource_text, span_draft, span_size
 
 __all__ = [
     "AttemptChange",
@@ -33,6 +33,7 @@ __all__ = [
     "SpanDraft",
     "SpanOutcome",
     "WorkerBeat",
+    "plain_span_draft",
     "read_attempt_change",
     "read_claim",
     "read_number_request",
@@ -40,6 +41,7 @@ __all__ = [
     "read_span",
     "read_span_list",
     "read_worker_beat",
+    "resource_text",
     "span_draft",
     "span_size",
     "unknown_attempt",
@@ -92,6 +94,7 @@ class _NewRollouts(_Strict):
 class _Claim(_Strict):
     limit: int = 1
     worker_id: str | None = None
+    wait: float | None = None
 
 
 class _AttemptUpdate(_Strict):
@@ -131,6 +134,7 @@ class _SpanParts(_Strict):
 
 class _SpanList(_Strict):
     spans: list[Raw]
+    unnumbered: list[int] = []
 
 
 _Attributes: TypeAlias = dict[str, str | bool | int | float | list[str | bool | int | float]]
@@ -192,17 +196,25 @@ def read_rollouts(body: bytes) -> list[RolloutDraft] | None:
     return drafts or None
 
 
-def read_claim(body: bytes) -> tuple[int, str | None] | None:
-    """The limit and the worker of a dequeue request; None if the records must decide."""
+class ClaimDraft(NamedTuple):
+    """A dequeue request."""
+
+    limit: int = 1
+    worker_id: str | None = None
+    wait: float = 0.0
+
+
+def read_claim(body: bytes) -> ClaimDraft | None:
+    """A dequeue request; None if the records must decide."""
     if not body:
-        return 1, None
+        return ClaimDraft()
     try:
         _check_escapes(body)
         claim = _claim.decode(body)
         _check_identifiers(claim.worker_id)
     except _UNSURE:
         return None
-    return claim.limit, claim.worker_id
+    return ClaimDraft(claim.limit, claim.worker_id, claim.wait or 0.0)
 
 
 def read_attempt_change(rollout_id: str, attempt_id: str, body: bytes) -> AttemptChange | None:
@@ -249,12 +261,16 @@ def read_number_request(body: bytes) -> str | None:
     return request.rollout_id
 
 
-def read_span_list(body: bytes) -> list[bytes] | None:
-    """The documents of the spans in `{"spans": […]}`, not yet looked into; None if that is not what it is."""
+def read_span_list(body: bytes) -> tuple[list[bytes], list[int]] | None:
+    """The documents of the spans in `{"spans": […]}`, not yet looked into; and which of them have no number.
+
+    None if that is not what it is.
+    """
     try:
-        return [bytes(span) for span in _span_list.decode(body).spans]
+        found = _span_list.decode(body)
     except _UNSURE:
         return None
+    return [bytes(span) for span in found.spans], found.unnumbered
 
 
 def read_span(document: bytes) -> SpanDraft | None:

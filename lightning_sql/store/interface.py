@@ -262,18 +262,26 @@ class LightningStore(ABC):
 
     @abstractmethod
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, idempotency_key: IdempotencyKey | None = None
+        self, worker_id: str | None = None, *, wait: float = 0.0, idempotency_key: IdempotencyKey | None = None
     ) -> AttemptedRollout | None:
-        """Claim the rollout at the front of the queue with a new attempt, or None."""
+        """Claim the rollout at the front of the queue with a new attempt, or None.
+
+        While the queue is empty, it waits for one up to `wait` seconds, or until the store lets its waiters go.
+        """
 
     @abstractmethod
     async def dequeue_many_rollouts(
-        self, *, limit: int = 1, worker_id: str | None = None, idempotency_key: IdempotencyKey | None = None
+        self,
+        *,
+        limit: int = 1,
+        worker_id: str | None = None,
+        wait: float = 0.0,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> Sequence[AttemptedRollout]:
         """Claim up to `limit` rollouts in queue order, each with a new attempt; nothing for a limit below 1.
 
         Leaving the queue, the attempt, the rollout's `preparing` and the worker's `busy` are one
-        transaction, and no queue entry goes to two callers.
+        transaction, and no queue entry goes to two callers. As `dequeue_rollout`, it waits for the first one.
         """
 
     @abstractmethod

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from lightning_sql.database.dialects.hot import Row
 from lightning_sql.database.native import (
     ATTEMPT_COLUMNS,
+    RESOURCES_COLUMNS,
     ROLLOUT_COLUMNS,
     SPAN_COLUMNS,
     SPLICED_SPAN_COLUMNS,
@@ -30,6 +31,7 @@ from lightning_sql.database.payload import decode_json, decode_text, is_escaped
 __all__ = [
     "ATTEMPTED_ROLLOUTS",
     "ATTEMPTS",
+    "RESOURCES",
     "ROLLOUTS",
     "SPANS",
     "SPLICED_SPANS",
@@ -144,6 +146,14 @@ class _SplicedSpanDocument(_NamedSpan, gc=False, rename={"payloads": "status", "
     origin: Raw
 
 
+class _ResourcesDocument(msgspec.Struct, gc=False):
+    resources_id: Any
+    create_time: Any
+    update_time: Any
+    version: int
+    resources: Raw
+
+
 class _WorkerDocument(msgspec.Struct, gc=False):
     worker_id: Any
     status: str
@@ -255,6 +265,11 @@ def _spliced_span_document(row: Row) -> _SplicedSpanDocument:
         row[9],
         Raw(row[10]),
     )
+
+
+def _resources_document(row: Row) -> _ResourcesDocument:
+    resources_id, created, updated, version, resources = row
+    return _ResourcesDocument(resources_id, created, updated, version, Raw(resources))
 
 
 def _worker_document(row: Row) -> _WorkerDocument:
@@ -382,4 +397,5 @@ ATTEMPTED_ROLLOUTS: Final = RowForm(_attempted_document, ROLLOUT_COLUMNS + ATTEM
 ATTEMPTS: Final = RowForm(_attempt_document, ATTEMPT_COLUMNS)
 SPANS: Final = RowForm(_span_document, SPAN_COLUMNS, payloads=("status",), extra=SPAN_COLUMNS.index("extra"))
 SPLICED_SPANS: Final = RowForm(_spliced_span_document, SPLICED_SPAN_COLUMNS, extra=SPLICED_SPAN_COLUMNS.index("extra"))
+RESOURCES: Final = RowForm(_resources_document, RESOURCES_COLUMNS, payloads=("resources",))
 WORKERS: Final = RowForm(_worker_document, WORKER_COLUMNS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from lightning_sql.database.dialects.hot import (
@@ -87,7 +88,7 @@ class RowStore(ABC):
 
     @abstractmethod
     async def claim_rows(
-        self, limit: int, worker_id: str | None, idempotency_key: IdempotencyKey | None = None
+        self, limit: int, worker_id: str | None, idempotency_key: IdempotencyKey | None = None, *, wait: float = 0.0
     ) -> Sequence[Row]:
         """Claim rollouts; the row of each continues with that of its attempt."""
 
@@ -101,6 +102,15 @@ class RowStore(ABC):
 
         Raises:
             RecordNotFoundError: `strict`, and some rollout or attempt does not exist; nothing was stored.
+        """
+
+    @abstractmethod
+    async def import_span_rows(
+        self, spans: Sequence[SpanDraft], unnumbered: AbstractSet[int]
+    ) -> tuple[Sequence[SpanDraft], Sequence[SpanOutcome]]:
+        """Store spans; those at the places of `unnumbered` get the next numbers of their rollouts, if they are new.
+
+        The spans with their numbers, and what became of each.
         """
 
     @abstractmethod
@@ -118,6 +128,14 @@ class RowStore(ABC):
     @abstractmethod
     async def rollout_row(self, rollout_id: str) -> Row | None:
         """A rollout's row, which continues with that of its latest attempt, all None when there is none."""
+
+    @abstractmethod
+    async def resources_row(self, resources_id: str) -> Row | None:
+        """The row of an id's resources."""
+
+    @abstractmethod
+    async def latest_resources_row(self) -> Row | None:
+        """The row of the resources that were written last."""
 
     @abstractmethod
     async def finished_rows(self, rollout_ids: Sequence[str], timeout: float | None) -> Sequence[Row]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from lightning_sql.errors import LightningError
 from lightning_sql.store.sql_lanes import Lanes
-from lightning_sql.store.waiting import FinishWatcher
+from lightning_sql.store.waiting import FinishWatcher, QueueWatcher
 from lightning_sql.store.watchdog import ScanGate
 
 __all__ = ["OfLoop"]
@@ -26,7 +26,8 @@ class OfLoop:
 
     Args:
         lanes: the way to the database.
-        watcher: wakes those who wait for rollouts.
+        watcher: wakes those who wait for rollouts to finish.
+        queue: wakes those who wait for rollouts to be queued.
         sweep: the watchdog's scan.
         maintain: looks at the database's statistics.
         debounce_seconds: least time between two scans that calls trigger.
@@ -37,6 +38,7 @@ class OfLoop:
         self,
         lanes: Lanes,
         watcher: FinishWatcher,
+        queue: QueueWatcher,
         *,
         sweep: Callable[[], Awaitable[object]],
         maintain: Callable[[], Awaitable[object]],
@@ -45,6 +47,7 @@ class OfLoop:
     ) -> None:
         self.lanes = lanes
         self.watcher = watcher
+        self.queue = queue
         self.gate = ScanGate(self._look_after, debounce_seconds, clock)
         self._sweep = sweep
         self._maintain = maintain
@@ -65,9 +68,14 @@ class OfLoop:
         except LightningError as error:
             logger.debug("the database's statistics could not be looked at: %s", error)
 
+    async def release_waiters(self) -> None:
+        """Let those who wait go, now and from now on."""
+        await self.watcher.close()
+        await self.queue.close()
+
     async def close(self) -> None:
         """Wait for what was begun."""
-        await self.watcher.close()
+        await self.release_waiters()
         try:
             if self._tending is not None:
                 await self._tending

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import func, select
+from sqlalchemy import BigInteger, BindParameter, Select, bindparam, func, select
 from typing_extensions import override
 
 from lightning_sql import lifecycle
@@ -26,6 +26,7 @@ from lightning_sql.database.native import (
     raw_columns,
 )
 from lightning_sql.database.payload import decode_text, encode_text
+from lightning_sql.database.reading import KeptReading
 from lightning_sql.database.schema import PARTITION
 from lightning_sql.fields import FieldKind
 from lightning_sql.records import (
@@ -46,7 +47,7 @@ from lightning_sql.store.measured import record_lag
 from lightning_sql.store.row_store import RolloutQuery, RowPage, RowStore, SpanQuery
 from lightning_sql.store.rows import attempt_of, attempted_of, resources_of, rollout_of, span_of, worker_of
 from lightning_sql.store.sql_lanes import Lanes
-from lightning_sql.store.sql_pages import Pages
+from lightning_sql.store.sql_pages import CHUNK_BYTES, Pages
 from lightning_sql.store.waiting import FinishWatcher
 
 __all__ = ["SqlReads"]
@@ -71,6 +72,10 @@ class SqlReads(LightningStore, RowStore):
         self._dialect = dialect
         self._partition = partition
         self._pages = Pages(dialect, partition)
+        named = RESOURCES.c.resources_id == bindparam("resources_id", type_=RESOURCES.c.resources_id.type)
+        self._resources_by_id = self._one_resources(named)
+        self._latest_resources = self._one_resources()
+        self._in_queue = KeptReading(self._count_of_queue(bindparam("most", type_=BigInteger())))
         self._started = time.monotonic()
 
     @property
@@ -145,16 +150,25 @@ class SqlReads(LightningStore, RowStore):
 
     # Rollouts
 
-    async def _queued(self, most: int) -> int:
-        """How many rollouts are in the queue, counted up to `most`."""
+    def _count_of_queue(self, most: int | BindParameter[int]) -> Select[int]:
         queued = (
             select(ROLLOUTS.c.queue_position)
             .where(ROLLOUTS.c[PARTITION] == self._partition, ROLLOUTS.c.queue_position.is_not(None))
             .limit(most)
             .subquery()
         )
-        [[count]] = await self._lanes.fetch(select(func.count()).select_from(queued))
+        return select(func.count()).select_from(queued)
+
+    async def _queued(self, most: int) -> int:
+        """How many rollouts are in the queue, counted up to `most`."""
+        [[count]] = await self._lanes.fetch(self._count_of_queue(most))
         return count
+
+    async def _look_into_queue(self, most: int) -> int:
+        """As `_queued`, every few milliseconds."""
+        await self._pass_gate()
+        rows, _ = await self._lanes.fetch_bounded(self._in_queue, {"most": most}, CHUNK_BYTES, ())
+        return rows[0][0]
 
     @override
     async def rollout_page(self, query: RolloutQuery) -> RowPage:
@@ -350,21 +364,34 @@ class SqlReads(LightningStore, RowStore):
 
     @override
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
-        return await self._one_resources(RESOURCES.c.resources_id == resources_id)
+        row = await self.resources_row(resources_id)
+        return None if row is None else resources_of(row)
 
     @override
     async def get_latest_resources(self) -> ResourcesUpdate | None:
-        return await self._one_resources()
+        row = await self.latest_resources_row()
+        return None if row is None else resources_of(row)
 
-    async def _one_resources(self, *conditions: Any) -> ResourcesUpdate | None:
-        statement = (
+    @override
+    async def resources_row(self, resources_id: str) -> Row | None:
+        return await self._row(self._resources_by_id, {"resources_id": resources_id})
+
+    @override
+    async def latest_resources_row(self) -> Row | None:
+        return await self._row(self._latest_resources, {})
+
+    def _one_resources(self, *conditions: Any) -> KeptReading:
+        # Every rollout begins with it.
+        return KeptReading(
             select(*raw_columns(RESOURCES, RESOURCES_COLUMNS))
             .where(RESOURCES.c[PARTITION] == self._partition, *conditions)
             .order_by(RESOURCES.c.update_time.desc())
             .limit(1)
         )
-        found = await self._lanes.fetch(statement)
-        return resources_of(found[0]) if found else None
+
+    async def _row(self, reading: KeptReading, values: Mapping[str, Any]) -> Row | None:
+        rows, _ = await self._lanes.fetch_bounded(reading, values, CHUNK_BYTES, ())
+        return rows[0] if rows else None
 
     @override
     async def query_workers(

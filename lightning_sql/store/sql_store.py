@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar, cast, get_args
-from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, TypeAdapter
 from sqlalchemy import select
@@ -29,6 +28,7 @@ from lightning_sql.database.schema import PARTITION
 from lightning_sql.errors import RecordNotFoundError
 from lightning_sql.identifiers import new_attempt_id
 from lightning_sql.jsonable import copied
+from lightning_sql.loops import PerLoop
 from lightning_sql.metrics import Recorder
 from lightning_sql.records import (
     UNSET,
@@ -68,7 +68,7 @@ from lightning_sql.store.sql_loop import OfLoop
 from lightning_sql.store.sql_spans import SqlSpans
 from lightning_sql.store.sql_writes import NativeTransaction
 from lightning_sql.store.transaction import LATEST
-from lightning_sql.store.waiting import FinishWatcher
+from lightning_sql.store.waiting import QUEUE_POLL_SECONDS, FinishWatcher, QueueWatcher
 
 __all__ = ["SqlStore"]
 
@@ -130,7 +130,7 @@ class SqlStore(SqlSpans):
         self._clock = clock
         self._join = join
         self._claim_timeout = claim_timeout_seconds
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, OfLoop] = WeakKeyDictionary()
+        self._loops = PerLoop(self._made_here)
         self._forgot = time.monotonic()
         self._latest: tuple[asyncio.AbstractEventLoop, OfLoop] | None = None
 
@@ -142,25 +142,28 @@ class SqlStore(SqlSpans):
         loop = asyncio.get_running_loop()
         if self._latest is not None and self._latest[0] is loop:
             return self._latest[1]
-        here = self._loops.get(loop)
-        if here is None:
-            here = self._loops[loop] = OfLoop(
-                Lanes(
-                    self._database,
-                    self._partition,
-                    self._clock,
-                    join=self._join,
-                    claim_timeout=self._claim_timeout,
-                    recorder=self.recorder,
-                ),
-                FinishWatcher(self._find_finished, POLL_SECONDS),
-                sweep=self.sweep,
-                maintain=self.maintain,
-                debounce_seconds=self._scan_debounce_seconds,
-                clock=self._clock or time.monotonic,
-            )
+        here = self._loops.here()
         self._latest = loop, here
         return here
+
+    def _made_here(self) -> OfLoop:
+        self._database.close_first(self._close_here)
+        return OfLoop(
+            Lanes(
+                self._database,
+                self._partition,
+                self._clock,
+                join=self._join,
+                claim_timeout=self._claim_timeout,
+                recorder=self.recorder,
+            ),
+            FinishWatcher(self._find_finished, POLL_SECONDS),
+            QueueWatcher(self._look_into_queue, QUEUE_POLL_SECONDS),
+            sweep=self.sweep,
+            maintain=self.maintain,
+            debounce_seconds=self._scan_debounce_seconds,
+            clock=self._clock or time.monotonic,
+        )
 
     @property
     @override
@@ -184,22 +187,25 @@ class SqlStore(SqlSpans):
 
     @override
     async def close(self) -> None:
-        here = self._loops.get(asyncio.get_running_loop())
+        await self._close_here()
+        await self._database.close()
+
+    async def _close_here(self) -> None:
+        here = self._loops.get()
         if here is not None:
             await here.close()
-            self._loops.pop(asyncio.get_running_loop(), None)
+            await self._loops.forget()
             self._latest = None
-        await self._database.close()
 
     @override
     async def release_waiters(self) -> None:
         self._database.stop_waiting()
-        await self._watcher.close()
+        await self._here.release_waiters()
 
     @property
     @override
     def capabilities(self) -> StoreCapabilities:
-        return {"thread_safe": False, "async_safe": True, "zero_copy": False, "otlp_traces": False}
+        return {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": False}
 
     @override
     async def maintain(self) -> None:
@@ -266,18 +272,23 @@ class SqlStore(SqlSpans):
     async def enqueue_rows(
         self, drafts: Sequence[RolloutDraft], idempotency_key: IdempotencyKey | None = None
     ) -> Sequence[Row]:
-        lanes = (await self._through_gate()).lanes
+        here = await self._through_gate()
+        lanes = here.lanes
         if not drafts:
             return []
         if idempotency_key is None:
-            return await lanes.enqueue(RolloutBatch(drafts, None))
+            queued = await lanes.enqueue(RolloutBatch(drafts, None))
+            here.queue.announce(len(queued))
+            return queued
         note = note_of(idempotency_key)
 
         async def recall(ids: list[str]) -> Sequence[Row]:
             found = {row[0]: row[:_WIDTH] for row in await lanes.rollouts(ids)}
             return [found[rollout_id] for rollout_id in ids if rollout_id in found]
 
-        return await once(lanes, note, lambda: lanes.enqueue(RolloutBatch(drafts, note)), recall)
+        queued = await once(lanes, note, lambda: lanes.enqueue(RolloutBatch(drafts, note)), recall)
+        here.queue.announce(len(queued))
+        return queued
 
     @override
     async def enqueue_rollout(
@@ -303,8 +314,10 @@ class SqlStore(SqlSpans):
 
     @override
     async def claim_rows(
-        self, limit: int, worker_id: str | None, idempotency_key: IdempotencyKey | None = None
+        self, limit: int, worker_id: str | None, idempotency_key: IdempotencyKey | None = None, *, wait: float = 0.0
     ) -> Sequence[Row]:
+        if wait > 0:
+            return await self._here.queue.claim(lambda: self.claim_rows(limit, worker_id, idempotency_key), wait)
         lanes = (await self._through_gate()).lanes
         if limit > CLAIM_AT_ONCE:
             limit = await self._queued(min(limit, MOST_QUEUED))
@@ -321,21 +334,26 @@ class SqlStore(SqlSpans):
 
     @override
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, idempotency_key: IdempotencyKey | None = None
+        self, worker_id: str | None = None, *, wait: float = 0.0, idempotency_key: IdempotencyKey | None = None
     ) -> AttemptedRollout | None:
-        claimed = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, idempotency_key=idempotency_key)
+        claimed = await self.dequeue_many_rollouts(worker_id=worker_id, wait=wait, idempotency_key=idempotency_key)
         return claimed[0] if claimed else None
 
     @override
     async def dequeue_many_rollouts(
-        self, *, limit: int = 1, worker_id: str | None = None, idempotency_key: IdempotencyKey | None = None
+        self,
+        *,
+        limit: int = 1,
+        worker_id: str | None = None,
+        wait: float = 0.0,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> Sequence[AttemptedRollout]:
         if limit <= 0:
             await self._pass_gate()
             return []
         if worker_id is not None and not is_plain_identifier(worker_id):
             _IDENTIFIER.validate_python(worker_id)
-        rows = await self.claim_rows(limit, worker_id, idempotency_key)
+        rows = await self.claim_rows(limit, worker_id, idempotency_key, wait=wait)
         return [attempted_of(row, attempt_of(row[_WIDTH:])) for row in rows]
 
     @override

@@ -9,6 +9,7 @@ what is demanded here. `ClaimTimeoutContract` is for a store whose claims end af
 
 from lightning_sql.testing.contract.store_attempts import AttemptContract
 from lightning_sql.testing.contract.store_base import Advance
+from lightning_sql.testing.contract.store_claim_waits import ClaimWaitContract
 from lightning_sql.testing.contract.store_contains import ContainsContract
 from lightning_sql.testing.contract.store_keys import IdempotencyContract
 from lightning_sql.testing.contract.store_laws import (
@@ -34,6 +35,7 @@ __all__ = [
     "AttemptContract",
     "BatchContract",
     "ClaimTimeoutContract",
+    "ClaimWaitContract",
     "ConcurrencyContract",
     "ContainsContract",
     "IdempotencyContract",

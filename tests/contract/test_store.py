@@ -79,6 +79,11 @@ class TestClaimTimeouts(FakeTime, contract.ClaimTimeoutContract):
 
 
 @everywhere_soon
+class TestClaimWaits(FakeTime, contract.ClaimWaitContract):
+    pass
+
+
+@everywhere_soon
 class TestWaits(FakeTime, contract.WaitContract):
     pass
 

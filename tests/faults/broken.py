@@ -64,7 +64,7 @@ def guess() -> None:
 def take_everything() -> None:
     """However many calls are in flight, another one is taken on."""
 
-    def never(self: Calls, more: int) -> bool:
+    def never(self: Calls, more: int, kept_share: float = 0.0) -> bool:
         return False
 
     Calls.are_full_with = never
@@ -75,9 +75,9 @@ def forget_keys() -> None:
     for name in ("enqueue_rows", "claim_rows"):
         whole = getattr(SqlStore, name)
 
-        async def forgetful(self: SqlStore, *arguments: Any, whole: Any = whole) -> Any:
+        async def forgetful(self: SqlStore, *arguments: Any, whole: Any = whole, **options: Any) -> Any:
             done = await whole(
-                self, *(None if isinstance(argument, IdempotencyKey) else argument for argument in arguments)
+                self, *(None if isinstance(argument, IdempotencyKey) else argument for argument in arguments), **options
             )
             await asyncio.sleep(SLOW_SECONDS)
             return done
@@ -93,11 +93,16 @@ def _remember_claims() -> None:
     claim = SqlStore.claim_rows
 
     async def remembered(
-        self: SqlStore, limit: int, worker_id: str | None, idempotency_key: IdempotencyKey | None = None
+        self: SqlStore,
+        limit: int,
+        worker_id: str | None,
+        idempotency_key: IdempotencyKey | None = None,
+        *,
+        wait: float = 0.0,
     ) -> Any:
         if self not in _stores:
             _stores.append(self)
-        rows = await claim(self, limit, worker_id, idempotency_key)
+        rows = await claim(self, limit, worker_id, idempotency_key, wait=wait)
         _claimed.extend((row[0], row[13]) for row in rows)
         return rows
 

@@ -20,7 +20,17 @@ from lightning_api.models import (
 from lightning_api.payloads import MalformedJsonError, UndecodableBodyError, decode_json
 from lightning_sql.errors import InvalidRequestError, UnstorableValueError
 from lightning_sql.jsonable import NESTING_LIMIT
-from lightning_sql.records import UNSET, Attempt, AttemptedRollout, Rollout, RolloutConfig, Span, Worker
+from lightning_sql.records import (
+    UNSET,
+    Attempt,
+    AttemptedRollout,
+    NamedResources,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    Span,
+    Worker,
+)
 from lightning_sql.store import documents, row_json
 from lightning_sql.store.rows import (
     attempt_of,
@@ -35,7 +45,7 @@ from lightning_sql.store.rows import (
 )
 from lightning_sql.testing.samples import ODD_PAYLOADS, ODD_STRINGS, assert_same, make_span, nested
 from tests.api.bodies import CONTEXT, ROLLOUT, SPAN, UPDATE, bodies
-from tests.properties.strategies import payloads, short_texts
+from tests.properties.strategies import payloads, resources, short_texts
 from tests.rows import spliced_row
 
 REFUSALS = (ValidationError, InvalidRequestError, UnstorableValueError, MalformedJsonError, UndecodableBodyError)
@@ -92,14 +102,14 @@ def test_enqueued_rollouts(body: bytes) -> None:
 
 
 @settings(max_examples=200)
-@given(bodies({"limit": 2, "worker_id": "w"}))
+@given(bodies({"limit": 2, "worker_id": "w", "wait": 1.5}))
 @example(b"")
 def test_claims(body: bytes) -> None:
     claim = documents.read_claim(body)
     if claim is not None:
         request = DequeueRequest() if not body else validated(DequeueRequest, body)
         assert request is not None
-        assert_same(list(claim), [request.limit, request.worker_id])
+        assert_same(list(claim), [request.limit, request.worker_id, request.wait or 0.0])
 
 
 @settings(max_examples=200)
@@ -158,8 +168,9 @@ def test_what_clients_send_takes_the_short_way() -> None:
         assert drafts[299].input == json.dumps(ROLLOUT["input"])
         assert drafts[299].timeout_seconds == 3.0
     assert documents.read_rollouts(b'{"rollouts": [{"input": null, "metadata": null}]}') is not None
-    assert documents.read_claim(b'{"limit": 1, "worker_id": null}') == (1, None)
-    assert documents.read_claim(b"") == (1, None)
+    assert documents.read_claim(b'{"limit": 1, "worker_id": null}') == (1, None, 0.0)
+    assert documents.read_claim(b'{"limit": 3, "worker_id": "w", "wait": 2}') == (3, "w", 2.0)
+    assert documents.read_claim(b"") == (1, None, 0.0)
     assert documents.read_number_request(b'{"rollout_id": "r", "attempt_id": "a"}') == "r"
     change = documents.read_attempt_change("r", "latest", json.dumps(UPDATE).encode())
     assert change == ("r", None, "failed", "w", 12.5, '{"a": 1}')
@@ -177,9 +188,13 @@ def test_payloads_are_kept_to_the_byte() -> None:
 
 
 def test_spans_in_one_document() -> None:
-    found = documents.read_span_list(json.dumps({"spans": [SPAN, 1, {"x": "\U0001f600"}]}).encode())
-    assert found is not None
-    assert [json.loads(span) for span in found] == [SPAN, 1, {"x": "\U0001f600"}]
+    values = [SPAN, 1, {"x": "\U0001f600"}]
+    for unnumbered in ([], [0, 2]):
+        more = {"unnumbered": unnumbered} if unnumbered else {}
+        found = documents.read_span_list(json.dumps({"spans": values} | more).encode())
+        assert found is not None
+        assert [json.loads(span) for span in found[0]] == values
+        assert found[1] == unnumbered
     for body in (
         b"[]",
         b"{}",
@@ -375,6 +390,24 @@ def test_workers_are_answered_as_their_records(worker: Worker) -> None:
         for name, value in worker
     ]
     check(row_json.WORKERS, [row], [worker])
+
+
+named_resources: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
+
+
+@given(ids, moments, moments, st.integers(1, 2**62), resources())
+def test_resources_are_answered_as_their_records(
+    id_: str, created: float, updated: float, version: int, named: dict[str, Any]
+) -> None:
+    record = ResourcesUpdate.model_construct(
+        resources_id=id_,
+        create_time=created,
+        update_time=updated,
+        version=version,
+        resources=named_resources.validate_python(named),
+    )
+    payload = stored_payload({name: resource.model_dump() for name, resource in record.resources.items()})
+    check(row_json.RESOURCES, [(stored_text(id_), created, updated, version, payload)], [record])
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from lightning_api.calls import Call
 from lightning_api.models import DequeueRequest, EnqueueRequest
 from lightning_api.operations import JsonBody, Operation, operation
 from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_api.routes.rollouts import without_attempt
+from lightning_api.routes.waits import unless_gone
 from lightning_sql.records import AttemptedRollout, Rollout
 from lightning_sql.store import documents, row_json
 from lightning_sql.store.row_store import RowStore
 
 __all__ = ["OPERATIONS"]
 
+T = TypeVar("T")
+
 _LARGEST_CLAIM: Final = 2**31 - 1
+
+
+async def _claimed(call: Call, wait: float, claim: Callable[[float], Coroutine[Any, Any, T]]) -> T:
+    """What is claimed, after a wait if one is asked for."""
+    if not wait > 0:
+        return await claim(0.0)
+    # It costs nothing until there is something for it, and then no more than a claim.
+    call.begin_waiting()
+    return await unless_gone(call, claim(wait))
 
 
 async def _enqueue_rows(call: Call, rows: RowStore) -> Reply | None:
@@ -51,10 +63,11 @@ async def _claim_rows(call: Call, rows: RowStore) -> Reply | None:
     wanted = None if body is None else documents.read_claim(body)
     if wanted is None:
         return None
-    limit, worker_id = wanted
+    limit = min(wanted.limit, _LARGEST_CLAIM)
     if limit < 1:
         return Reply(200, b"[]", JSON_HEADERS)
-    claimed = await rows.claim_rows(min(limit, _LARGEST_CLAIM), worker_id, await call.idempotency_key())
+    key = await call.idempotency_key()
+    claimed = await _claimed(call, wanted.wait, lambda wait: rows.claim_rows(limit, wanted.worker_id, key, wait=wait))
     return Reply(200, row_json.ATTEMPTED_ROLLOUTS.array(claimed, exact=call.exact), JSON_HEADERS)
 
 
@@ -74,7 +87,12 @@ async def dequeue_rollouts(call: Call, request: DequeueRequest) -> Sequence[Atte
     if limit < 1:
         return []
     key = await call.idempotency_key()
-    return await call.store.dequeue_many_rollouts(limit=limit, worker_id=request.worker_id, idempotency_key=key)
+    store, worker_id = call.store, request.worker_id
+    return await _claimed(
+        call,
+        request.wait or 0.0,
+        lambda wait: store.dequeue_many_rollouts(limit=limit, worker_id=worker_id, wait=wait, idempotency_key=key),
+    )
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (enqueue_rollouts, dequeue_rollouts)

@@ -7,7 +7,10 @@ from typing import Final
 from lightning_api.calls import Call
 from lightning_api.models import ResourcesQuery
 from lightning_api.operations import JsonBody, Nothing, Operation, QueryString, operation
+from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_sql.records import NamedResources, PaginatedResult, ResourcesUpdate
+from lightning_sql.store import row_json
+from lightning_sql.store.row_store import Row, RowStore
 
 __all__ = ["OPERATIONS"]
 
@@ -45,7 +48,29 @@ async def add_resources(call: Call, resources: NamedResources) -> ResourcesUpdat
     return await call.store.add_resources(resources, idempotency_key=await call.idempotency_key())
 
 
-@operation("GET", "/v1/agl/resources/latest", Nothing(), returns=ResourcesUpdate | None, errors=(503,), tag="resources")
+def _reply(call: Call, row: Row | None) -> Reply:
+    body = b"null" if row is None else row_json.RESOURCES.one(row, exact=call.exact)
+    return Reply(200, body, JSON_HEADERS)
+
+
+async def _latest_row(call: Call, rows: RowStore) -> Reply | None:
+    return _reply(call, await rows.latest_resources_row())
+
+
+async def _row(call: Call, rows: RowStore) -> Reply | None:
+    resources_id = call.known_id("resources_id")
+    return _reply(call, None if resources_id is None else await rows.resources_row(resources_id))
+
+
+@operation(
+    "GET",
+    "/v1/agl/resources/latest",
+    Nothing(),
+    returns=ResourcesUpdate | None,
+    errors=(503,),
+    tag="resources",
+    lean=_latest_row,
+)
 async def get_latest_resources(call: Call, _nothing: None) -> ResourcesUpdate | None:
     """Get the resources that were written last, or null."""
     return await call.store.get_latest_resources()
@@ -58,6 +83,7 @@ async def get_latest_resources(call: Call, _nothing: None) -> ResourcesUpdate | 
     returns=ResourcesUpdate | None,
     errors=(503,),
     tag="resources",
+    lean=_row,
 )
 async def get_resources(call: Call, _nothing: None) -> ResourcesUpdate | None:
     """Get the resources of an id, or null."""

@@ -14,12 +14,9 @@ from lightning_api.routes.rollouts import without_attempt
 from lightning_sql.records import Rollout
 from lightning_sql.store import row_json
 
-__all__ = ["OPERATIONS"]
+__all__ = ["OPERATIONS", "unless_gone"]
 
 T = TypeVar("T")
-
-_LONGEST_SECONDS: Final = 365 * 86400.0
-"""An event loop cannot time anything much longer."""
 
 
 @operation(
@@ -34,16 +31,21 @@ _LONGEST_SECONDS: Final = 365 * 86400.0
 )
 async def wait_for_rollouts(call: Call, request: WaitRequest) -> list[Any] | Reply:
     """Wait until all these rollouts are finished, and get those that are."""
-    timeout = None if request.timeout is None else min(request.timeout, _LONGEST_SECONDS)
+    timeout = request.timeout
     rows = call.store.rows
     if rows is not None:
-        found = await _unless_gone(call, rows.finished_rows(request.rollout_ids, timeout))
+        found = await unless_gone(call, rows.finished_rows(request.rollout_ids, timeout))
         return Reply(200, row_json.ROLLOUTS.array(found, exact=call.exact), JSON_HEADERS)
-    finished = await _unless_gone(call, call.store.wait_for_rollouts(rollout_ids=request.rollout_ids, timeout=timeout))
+    finished = await unless_gone(call, call.store.wait_for_rollouts(rollout_ids=request.rollout_ids, timeout=timeout))
     return [without_attempt(rollout) for rollout in finished]
 
 
-async def _unless_gone(call: Call, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(call: Call, work: Coroutine[Any, Any, T]) -> T:
+    """What comes of a wait, which ends when its client hangs up.
+
+    Raises:
+        ClientGoneError: the client did.
+    """
     waiting = asyncio.ensure_future(work)
     hangup = asyncio.ensure_future(call.client_gone())
     try:
