@@ -1,8 +1,7 @@
 """The threads that work on SQLite files: for each file one that writes, and a few that read.
 
-They are shared by all event loops, stores and partitions of the process. A connection is opened, used
-and closed by one thread only. SQLite allows no file that is open to be used across a fork: fork before
-a database is opened.
+They are shared by all event loops, stores and partitions of the process. A connection is opened and used
+by one thread only, and closed by it or before the process is forked (see `sqlite_fork`).
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from sqlalchemy import Connection, Engine, Executable, NullPool, create_engine, 
 from sqlalchemy.engine import URL
 
 from lightning_sql.database.dialects.base import CommitUnknownError, Failure, FileLockedError
+from lightning_sql.database.dialects.sqlite_fork import register, using
 from lightning_sql.database.dialects.sqlite_log import WriteAheadLog
 from lightning_sql.database.dialects.sqlite_reading import bounded
 from lightning_sql.database.dialects.words import word
@@ -132,7 +132,8 @@ class _Seat:
             URL.create("sqlite+pysqlite", database=str(file)),
             poolclass=NullPool,
             hide_parameters=True,  # errors and logs must not repeat what is stored
-            connect_args={"cached_statements": CACHED_STATEMENTS},
+            # Closed before a fork by the thread that forks; SQLite itself does not mind which thread that is.
+            connect_args={"cached_statements": CACHED_STATEMENTS, "check_same_thread": False},
         )
         configure(self._engine, pragmas)
         self._opened: tuple[Connection, Cursor] | None = None
@@ -140,6 +141,7 @@ class _Seat:
         self._locked_since = -math.inf
         self._last_locked = -math.inf
         """When others were found to hold the lock, first and last, whoever asked for it meanwhile."""
+        register(self)
 
     def _open(self) -> tuple[Connection, Cursor]:
         if self._opened is None:
@@ -148,7 +150,12 @@ class _Seat:
         return self._opened
 
     def close(self) -> None:
-        """Close the connection, which a later transaction would open again."""
+        """Close the connection, which a later job would open again."""
+        with using():
+            self.close_now()
+
+    def close_now(self) -> None:
+        """As `close`, while nobody else can use it."""
         opened, self._opened = self._opened, None
         if opened is not None:
             with suppress(Exception):
@@ -179,11 +186,12 @@ class _Seat:
 
     def tend(self) -> None:
         """Between two transactions that write: see that the log does not grow for ever."""
-        if self._opened is not None and self._log.is_too_large():
-            try:
-                self._log.empty(self._opened[1])
-            except Exception as error:  # noqa: BLE001 - nobody asked for it, and the next transaction finds out
-                self._check(error)
+        with using():
+            if self._opened is not None and self._log.is_too_large():
+                try:
+                    self._log.empty(self._opened[1])
+                except Exception as error:  # noqa: BLE001 - nobody asked for it, and the next transaction finds out
+                    self._check(error)
 
     def hot(self, work: Callable[[Cursor], R]) -> R:
         """Run work on a cursor in a transaction."""
@@ -218,7 +226,7 @@ class _Seat:
         try:
             transaction.commit()
         except Exception as error:
-            self.close()
+            self.close_now()
             self._raise_unknown(error)
             raise
         return result
@@ -266,14 +274,14 @@ class _Seat:
             try:
                 cursor.execute("ROLLBACK")
             except Exception:  # noqa: BLE001 - closing it does the same
-                self.close()
+                self.close_now()
         self._check(error)
 
     def _check(self, error: BaseException) -> Failure:
         """What an error means; a connection that may be broken is closed."""
         failure = self._classify(error)
         if failure is Failure.UNAVAILABLE:
-            self.close()
+            self.close_now()
         return failure
 
     def _raise_unknown(self, error: Exception) -> None:
@@ -282,6 +290,15 @@ class _Seat:
 
     def answer(self, job: _Job) -> _Answer:
         """Run a job alone."""
+        with using():
+            return self._answer(job)
+
+    def answer_joined(self, jobs: Sequence[_Job]) -> list[_Answer]:
+        """Run hot jobs in one transaction; when one of them fails, each alone, so that only that one fails."""
+        with using():
+            return self._answer_joined(jobs)
+
+    def _answer(self, job: _Job) -> _Answer:
         try:
             return _Answer(job.future, job.run(self, job.work), None)
         except StopIteration as error:  # which no future can hold
@@ -289,10 +306,9 @@ class _Seat:
         except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller
             return _Answer(job.future, None, error)
 
-    def answer_joined(self, jobs: Sequence[_Job]) -> list[_Answer]:
-        """Run hot jobs in one transaction; when one of them fails, each alone, so that only that one fails."""
+    def _answer_joined(self, jobs: Sequence[_Job]) -> list[_Answer]:
         if len(jobs) == 1:
-            return [self.answer(jobs[0])]
+            return [self._answer(jobs[0])]
 
         def work(cursor: Cursor) -> list[Any]:
             try:
@@ -303,7 +319,7 @@ class _Seat:
         try:
             results = self.hot(work)
         except _JobError:
-            return [self.answer(job) for job in jobs]
+            return [self._answer(job) for job in jobs]
         except Exception as error:  # noqa: BLE001 - the transaction itself failed, for all of them
             return [_Answer(job.future, None, error) for job in jobs]
         return [_Answer(job.future, result, None) for job, result in zip(jobs, results, strict=True)]
