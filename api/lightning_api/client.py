@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import Sequence
@@ -11,7 +12,9 @@ from typing import Any, Final, cast
 from typing_extensions import override
 
 from lightning_api.client_reads import ClientReads, is_segment, segment
-from lightning_sql.errors import InvalidRequestError, RecordNotFoundError
+from lightning_api.client_spans import MOST_TOGETHER, SpanBatches
+from lightning_sql.errors import InvalidRequestError, LightningError, RecordNotFoundError
+from lightning_sql.loops import PerLoop
 from lightning_sql.records import (
     UNSET,
     Attempt,
@@ -37,6 +40,10 @@ __all__ = ["LightningClient"]
 
 _MOST_OPEN_CLAIMS: Final = 100
 """How many claims of one kind are remembered whose answer never came."""
+_WAIT_AT_ONCE: Final = 30.0
+"""How many seconds one request waits for something in the queue: others on the way may cut longer ones off."""
+_POLL_SECONDS: Final = 0.2
+"""How often the queue is looked into where the service does not wait."""
 _WORKED_ON: Final = frozenset({"preparing", "running"})
 
 
@@ -53,6 +60,10 @@ def _key_text(key: IdempotencyKey | None) -> str:
     return key.key
 
 
+def _numbered(span: Span, number: int) -> Span:
+    return span if span.sequence_id == number else span.model_copy(update={"sequence_id": number})
+
+
 def _text(span: Span) -> str:
     return json.dumps(span.model_dump(), sort_keys=True)
 
@@ -64,11 +75,14 @@ class LightningClient(ClientReads):
     that create or claim carry an idempotency key, so that they take place once; the others may be
     done twice without harm. (A server of the protocol that knows no keys may do the first kind twice.)
     A claim whose answer never came is asked for again by the next call that claims the same for the
-    same worker. It belongs to the event loop that first used it.
+    same worker. It may be used from any number of event loops and threads at once; each loop has
+    connections of its own, which are closed with it. Spans that are added while others are on their way
+    go together in the next request.
 
     What the protocol has no words for:
-    - `add_many_spans` sends one request for each span, in order. When an attempt turns out not to
-      exist, the spans before it are stored already.
+    - `add_many_spans` is not all or nothing: when an attempt turns out not to exist, the other spans are
+      stored already.
+    - Of spans without a number whose first answer was lost, `import_spans` says that they are duplicates.
     - of a key that it is given, `route` and `fingerprint` are the service's affair.
     - `sweep` can only trigger the scan that a read begins with, at most one in the service's debounce
       time, and answers 0.
@@ -100,6 +114,19 @@ class LightningClient(ClientReads):
             retry_seconds=retry_seconds,
         )
         self._open_claims: dict[tuple[int, str | None], list[str]] = {}
+        self._takes_many = True
+        """Whether the service takes many spans in one request, as far as is known."""
+        self._batches = self._new_batches()
+
+    def _new_batches(self) -> PerLoop[SpanBatches]:
+        return PerLoop(lambda: SpanBatches(self._add_together))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_batches"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._batches = self._new_batches()
 
     @override
     async def sweep(self) -> int:
@@ -159,36 +186,58 @@ class LightningClient(ClientReads):
 
     @override
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, idempotency_key: IdempotencyKey | None = None
+        self, worker_id: str | None = None, *, wait: float = 0.0, idempotency_key: IdempotencyKey | None = None
     ) -> AttemptedRollout | None:
-        claimed = await self.dequeue_many_rollouts(worker_id=worker_id, idempotency_key=idempotency_key)
+        claimed = await self.dequeue_many_rollouts(worker_id=worker_id, wait=wait, idempotency_key=idempotency_key)
         return claimed[0] if claimed else None
 
     @override
     async def dequeue_many_rollouts(
-        self, *, limit: int = 1, worker_id: str | None = None, idempotency_key: IdempotencyKey | None = None
+        self,
+        *,
+        limit: int = 1,
+        worker_id: str | None = None,
+        wait: float = 0.0,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> Sequence[AttemptedRollout]:
         if limit <= 0:
             return []
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + max(wait, 0.0)
+        while True:
+            begun = clock()
+            asked = min(max(deadline - begun, 0.0), _WAIT_AT_ONCE)
+            claimed = await self._claim_once(limit, worker_id, asked, idempotency_key)
+            if claimed or clock() >= deadline:
+                return claimed
+            if clock() < begun + asked:
+                # A service that is stopping, or one that does not know of waiting.
+                await asyncio.sleep(min(_POLL_SECONDS, deadline - clock()))
+
+    async def _claim_once(
+        self, limit: int, worker_id: str | None, wait: float, idempotency_key: IdempotencyKey | None
+    ) -> Sequence[AttemptedRollout]:
         if idempotency_key is not None:
-            claimed, _ = await self._claim(limit, worker_id, _key_text(idempotency_key))
+            claimed, _ = await self._claim(limit, worker_id, wait, _key_text(idempotency_key))
             return claimed
         open_claims = self._open_claims.setdefault((limit, worker_id), [])
         try:
-            return await self._claim_again(limit, worker_id, open_claims)
+            return await self._claim_again(limit, worker_id, wait, open_claims)
         finally:
             if not open_claims:
                 self._open_claims.pop((limit, worker_id), None)
 
     async def _claim_again(
-        self, limit: int, worker_id: str | None, open_claims: list[str]
+        self, limit: int, worker_id: str | None, wait: float, open_claims: list[str]
     ) -> Sequence[AttemptedRollout]:
         """Claim, first under the keys of claims whose answers never came."""
         while True:
-            asked_before = bool(open_claims)
-            key = open_claims.pop(0) if asked_before else _key_text(None)
             try:
-                claimed, repeated = await self._claim(limit, worker_id, key)
+                key, asked_before = open_claims.pop(0), True
+            except IndexError:
+                key, asked_before = _key_text(None), False
+            try:
+                claimed, repeated = await self._claim(limit, worker_id, wait, key)
             except BaseException:
                 # Cancelled or failed: it may have taken place, or may still do so.
                 if len(open_claims) < _MOST_OPEN_CLAIMS:
@@ -205,9 +254,14 @@ class LightningClient(ClientReads):
             if alive:
                 return alive
 
-    async def _claim(self, limit: int, worker_id: str | None, key: str) -> tuple[list[AttemptedRollout], bool]:
-        request = {"limit": limit, "worker_id": worker_id}
-        claimed, repeated = await self._transport.write_again("/v1/agl/queues/rollouts/dequeue", request, key=key)
+    async def _claim(
+        self, limit: int, worker_id: str | None, wait: float, key: str
+    ) -> tuple[list[AttemptedRollout], bool]:
+        request: dict[str, Any] = {"limit": limit, "worker_id": worker_id}
+        if wait:
+            request["wait"] = wait
+        path = "/v1/agl/queues/rollouts/dequeue"
+        claimed, repeated = await self._transport.write_again(path, request, key=key, extra_seconds=wait)
         return [AttemptedRollout.model_validate(value) for value in claimed], repeated
 
     @override
@@ -275,15 +329,49 @@ class LightningClient(ClientReads):
 
     @override
     async def add_span(self, span: Span) -> Span | None:
+        return await self._batches.here().add(span)
+
+    async def _add_alone(self, span: Span) -> Span | None:
         stored, repeated = await self._transport.write_again("/v1/agl/spans", span)
         if stored is None and repeated and await self._is_stored(span, equal=True):
             return span  # by the try whose answer was lost
-        return None if stored is None else Span.model_validate(stored)
+        return None if stored is None else span
+
+    async def _add_together(self, spans: Sequence[Span]) -> list[Span | LightningError | None]:
+        """What `add_span` gives or raises for each."""
+        if len(spans) > 1 and self._takes_many:
+            request = {"spans": list(spans)}
+            try:
+                answer = await self._transport.write("/v1/lightning/spans", request, key=_key_text(None))
+            except RecordNotFoundError:  # another server of the protocol, which does not have this
+                self._takes_many = False
+            else:
+                given = list(zip(spans, answer["results"], strict=True))
+                # Alone, what is wrong with a span has a name.
+                return [
+                    await self._outcome(span)
+                    if result["status"] == "rejected"
+                    else (span if result["status"] == "stored" else None)
+                    for span, result in given
+                ]
+        return [await self._outcome(span) for span in spans]
+
+    async def _outcome(self, span: Span) -> Span | LightningError | None:
+        try:
+            return await self._add_alone(span)
+        except LightningError as error:
+            return error
 
     @override
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
-        answers = [await self.add_span(span) for span in spans]
-        return [span for span in answers if span is not None]
+        stored: list[Span] = []
+        for start in range(0, len(spans), MOST_TOGETHER):
+            for outcome in await self._add_together(spans[start : start + MOST_TOGETHER]):
+                if isinstance(outcome, LightningError):
+                    raise outcome
+                if outcome is not None:
+                    stored.append(outcome)
+        return stored
 
     @override
     async def import_spans(
@@ -294,20 +382,24 @@ class LightningClient(ClientReads):
         idempotency_key: IdempotencyKey | None = None,
     ) -> SpanReceipt:
         check_import(unnumbered, idempotency_key)
-        if unnumbered:
-            return await self._import_each(spans, unnumbered)
         if not spans:
             return SpanReceipt([], 0, [])
-        request = {"spans": list(spans)}
+        request: dict[str, Any] = {"spans": list(spans)}
+        key = None
+        if unnumbered:
+            # A repeat finds them stored, and gives out no other numbers.
+            request["unnumbered"] = sorted(place for place in unnumbered if 0 <= place < len(spans))
+        else:
+            key = _key_text(idempotency_key)
         try:
-            answer = await self._transport.write("/v1/lightning/spans", request, key=_key_text(idempotency_key))
+            answer = await self._transport.write("/v1/lightning/spans", request, key=key)
         except RecordNotFoundError:  # another server of the protocol, which does not have this
             return await self._import_each(spans, unnumbered)
-        results = [(span, result["status"]) for span, result in zip(spans, answer["results"], strict=True)]
+        results = list(zip(spans, answer["results"], strict=True))
         return SpanReceipt(
-            [span for span, status in results if status == "stored"],
-            sum(status == "duplicate" for _, status in results),
-            [span for span, status in results if status == "rejected"],
+            [_numbered(span, result["sequence_id"]) for span, result in results if result["status"] == "stored"],
+            sum(result["status"] == "duplicate" for _, result in results),
+            [span for span, result in results if result["status"] == "rejected"],
         )
 
     async def _import_each(self, spans: Sequence[Span], unnumbered: AbstractSet[int]) -> SpanReceipt:

@@ -23,6 +23,7 @@ from lightning_sql.errors import (
     RecordNotFoundError,
     UnstorableValueError,
 )
+from lightning_sql.loops import PerLoop
 
 __all__ = ["Transport", "displayed_address"]
 
@@ -78,6 +79,10 @@ def _error(status: int, body: bytes) -> LightningError:
             return LightningError(f"the service failed with status {status}: {reason}")
 
 
+def _new_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS))
+
+
 class _UnavailableError(DatabaseUnavailableError):
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -86,10 +91,10 @@ class _UnavailableError(DatabaseUnavailableError):
 
 
 class Transport:
-    """Requests to one service, in one session, which the first request opens.
+    """Requests to one service, in a session for each event loop, which its first request opens.
 
     A request is made again while the service cannot be reached or answers that it is not available, as
-    long as `retry_seconds` after it was made first.
+    long as `retry_seconds` after it failed first.
 
     Raises:
         ConfigurationError: the URL names a user and there is a token, where only one of them can be sent.
@@ -105,15 +110,20 @@ class Transport:
             self._headers["authorization"] = f"Bearer {token}"
         self._timeout = timeout
         self._retry_seconds = retry_seconds
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions = PerLoop(_new_session, self.close)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_session": None}
+        return {name: value for name, value in vars(self).items() if name != "_sessions"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._sessions = PerLoop(_new_session, self.close)
 
     async def close(self) -> None:
-        """Close the session; a later request opens another one."""
-        session, self._session = self._session, None
+        """Close the session of this event loop; a later request opens another one."""
+        session = self._sessions.get()
         if session is not None:
+            await self._sessions.forget()
             await session.close()
 
     async def read(self, method: str, path: str, content: Any = None, *, extra_seconds: float = 0.0) -> Any:
@@ -146,13 +156,19 @@ class Transport:
         return answer
 
     async def write_again(
-        self, path: str, content: Any, *, key: str | None = None, repeatable: bool = True
+        self,
+        path: str,
+        content: Any,
+        *,
+        key: str | None = None,
+        repeatable: bool = True,
+        extra_seconds: float = 0.0,
     ) -> tuple[Any, bool]:
         """As `write`; the answer, and whether it is that of a repeat, so that an earlier try may have taken place.
 
         What is not `repeatable` is made again only if it was never sent.
         """
-        return await self._persistently("POST", path, content, key, repeatable=repeatable)
+        return await self._persistently("POST", path, content, key, extra_seconds, repeatable=repeatable)
 
     async def _persistently(
         self,
@@ -166,7 +182,7 @@ class Transport:
     ) -> tuple[Any, bool]:
         # Written once, so that a repeat is the same to the last byte.
         body = None if content is None else json.dumps(content, default=_fields, separators=(",", ":")).encode()
-        deadline = time.monotonic() + self._retry_seconds
+        deadline: float | None = None
         pause = _FIRST_PAUSE_SECONDS
         repeated = False
         while True:
@@ -175,6 +191,9 @@ class Transport:
             except _UnavailableError as error:
                 wait = max(pause, error.retry_after) * random.uniform(0.5, 1.0)
                 unsent = isinstance(error.__cause__, aiohttp.ClientConnectorError)
+                if deadline is None:
+                    # From now on: what waits on purpose may have been under way for long.
+                    deadline = time.monotonic() + self._retry_seconds
                 if time.monotonic() + wait > deadline or not (repeatable or unsent):
                     raise DatabaseUnavailableError(str(error)) from error.__cause__
                 await asyncio.sleep(wait)
@@ -198,7 +217,9 @@ class Transport:
         try:
             # A stream, because bytes of more than a megabyte would be sent in one piece.
             data = None if body is None else io.BytesIO(body)
-            async with self._open().request(method, url, data=data, headers=headers, timeout=timeout) as response:
+            async with self._sessions.here().request(
+                method, url, data=data, headers=headers, timeout=timeout
+            ) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             where = displayed_address(self.base_url)
@@ -213,9 +234,3 @@ class Transport:
         if response.status >= 300:
             raise _error(response.status, answer)
         return json.loads(answer)
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS)
-            self._session = aiohttp.ClientSession(connector=connector)
-        return self._session

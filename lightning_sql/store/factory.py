@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_sql.errors import ConfigurationError
 from lightning_sql.store.collection_store import CollectionStore
+from lightning_sql.store.threaded import threaded
 
 if TYPE_CHECKING:
     from lightning_sql.database.migrate import Migrations
@@ -96,19 +97,24 @@ def _store(
     claim_timeout_seconds: float | None,
     database_wait_seconds: float,
     recorder: Recorder | None,
+    thread_safe: bool,
 ) -> LightningStore:
     if is_memory(database_url):
         from lightning_sql.collections.memory import MemoryCollections
         from lightning_sql.collections.tracking import RecordingTracker
 
         tracker = None if recorder is None else RecordingTracker(recorder)
-        return CollectionStore(
-            MemoryCollections(clock=time.time if clock is None else clock, tracker=tracker),
-            scan_debounce_seconds=scan_debounce_seconds,
-            clock=time.monotonic if clock is None else clock,
-            claim_timeout_seconds=claim_timeout_seconds,
-            recorder=recorder,
-        )
+
+        def make() -> LightningStore:
+            return CollectionStore(
+                MemoryCollections(clock=time.time if clock is None else clock, tracker=tracker),
+                scan_debounce_seconds=scan_debounce_seconds,
+                clock=time.monotonic if clock is None else clock,
+                claim_timeout_seconds=claim_timeout_seconds,
+                recorder=recorder,
+            )
+
+        return threaded(make) if thread_safe else make()
     from lightning_sql.database.engine import Database
     from lightning_sql.store.sql_store import SqlStore
 
@@ -133,6 +139,7 @@ async def open_store(
     claim_timeout_seconds: float | None = None,
     database_wait_seconds: float = 40.0,
     recorder: Recorder | None = None,
+    thread_safe: bool = False,
 ) -> LightningStore:
     """Open a store on a database that is prepared, creating the schema of an empty one.
 
@@ -147,6 +154,8 @@ async def open_store(
         database_wait_seconds: how long a call waits for a database that is away before it fails; a statement may take
             half of it.
         recorder: who takes down what the store does; None is nobody.
+        thread_safe: whether several threads, each with an event loop of its own, may use the store at once. In a
+            database they always may; in memory, all calls then go through one thread.
 
     Raises:
         ConfigurationError: not a database URL.
@@ -163,4 +172,5 @@ async def open_store(
         claim_timeout_seconds,
         database_wait_seconds,
         recorder,
+        thread_safe,
     )

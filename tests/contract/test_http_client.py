@@ -255,9 +255,10 @@ async def test_an_import_goes_on_after_an_attempt_that_does_not_exist(client: Li
     key = (started.rollout_id, started.attempt.attempt_id)
     with pytest.raises(RecordNotFoundError):
         await client.add_many_spans([make_span(*key, "a"), make_span("ro-x", "at-x", "b"), make_span(*key, "c")])
-    receipt = await client.import_spans([make_span(*key, "a"), make_span("ro-x", "at-x", "b"), make_span(*key, "c")])
-    assert [span.span_id for span in receipt.stored] == ["c"]
-    assert receipt.duplicates == 1
+    offered = [make_span(*key, "a"), make_span("ro-x", "at-x", "b"), make_span(*key, "c"), make_span(*key, "d")]
+    receipt = await client.import_spans(offered)
+    assert [span.span_id for span in receipt.stored] == ["d"]
+    assert receipt.duplicates == 2
     assert [span.span_id for span in receipt.rejected] == ["b"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias, TypeVar, cast
@@ -21,7 +22,7 @@ from lightning_sql.errors import UnstorableValueError
 from lightning_sql.records import IdempotencyKey, Span
 from lightning_sql.store import documents
 from lightning_sql.store.documents import SpanDraft, SpanOutcome
-from lightning_sql.store.interface import LightningStore
+from lightning_sql.store.interface import LightningStore, SpanReceipt, check_import
 from lightning_sql.store.row_store import RowStore
 
 __all__ = ["CHUNK_BYTES", "CHUNK_SPANS", "OPERATIONS"]
@@ -50,14 +51,22 @@ class _Value:
 _Unread: TypeAlias = bytes | _Value
 
 
-class SpanListBody(JsonBody[list[_Unread]]):
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    """The spans of a request, and the places of those that have no number."""
+
+    spans: Sequence[_Unread]
+    unnumbered: AbstractSet[int] = frozenset()
+
+
+class SpanListBody(JsonBody[_Offered]):
     """Spans, in one JSON document or each in a line of its own; they are not looked into."""
 
     def __init__(self) -> None:
         super().__init__(SpanList, more_types={NDJSON: {"type": "string", "description": "A span in each line."}})
 
     @override
-    async def read(self, call: Call) -> list[_Unread]:
+    async def read(self, call: Call) -> _Offered:
         """The documents of the spans.
 
         Raises:
@@ -66,7 +75,7 @@ class SpanListBody(JsonBody[list[_Unread]]):
         """
         media_type = (call.header(b"content-type") or b"").partition(b";")[0].strip().lower()
         if media_type == NDJSON.encode():
-            return [line for line in (await call.body()).split(b"\n") if line.strip()]
+            return _Offered([line for line in (await call.body()).split(b"\n") if line.strip()])
         body = await call.plain_body()
         if not body:
             raise _invalid("missing", (), f"A body of JSON or {NDJSON} is required")
@@ -75,13 +84,13 @@ class SpanListBody(JsonBody[list[_Unread]]):
                 body.decode()
             except UnicodeDecodeError:
                 raise MalformedJsonError("the body is not UTF-8") from None
-        spans = documents.read_span_list(body)
-        if spans is not None:
-            return list[_Unread](spans)
-        return [_Value(value) for value in _read_values(body)]
+        found = documents.read_span_list(body)
+        if found is not None:
+            return _Offered(found[0], frozenset(found[1]))
+        return _read_values(body)
 
 
-def _read_values(body: bytes) -> list[Any]:
+def _read_values(body: bytes) -> _Offered:
     # A span stands two levels below the root.
     value = decode_json(body, BODY_DEPTH + 2)
     if not isinstance(value, dict):
@@ -91,7 +100,10 @@ def _read_values(body: bytes) -> list[Any]:
     spans = cast(dict[str, Any], value)["spans"]
     if not isinstance(spans, list):
         raise _invalid("list_type", ("spans",), "Input should be a list")
-    return cast(list[Any], spans)
+    unnumbered = cast(dict[str, Any], value).get("unnumbered", [])
+    if not isinstance(unnumbered, list) or any(type(place) is not int for place in cast(list[Any], unnumbered)):
+        raise _invalid("list_type", ("unnumbered",), "Input should be a list of integers")
+    return _Offered([_Value(span) for span in cast(list[Any], spans)], frozenset(cast(list[int], unnumbered)))
 
 
 def _invalid(kind: str, location: tuple[str, ...], message: str) -> InvalidPartError:
@@ -181,19 +193,24 @@ async def _import(store: LightningStore, spans: Sequence[Span], key: Idempotency
     for start in range(0, len(spans), CHUNK_SPANS):
         chunk = spans[start : start + CHUNK_SPANS]
         receipt = await store.import_spans(chunk, idempotency_key=_key_of_portion(key, start))
-        rejected = {_key(span) for span in receipt.rejected}
-        stored = {_key(span) for span in receipt.stored}
-        for span in chunk:
-            ids = _key(span)
-            if ids in rejected:
-                outcomes.append(SpanOutcome.UNKNOWN)
-            elif ids in stored:
-                # Of equal ones the first was stored.
-                stored.remove(ids)
-                outcomes.append(SpanOutcome.STORED)
-            else:
-                outcomes.append(SpanOutcome.DUPLICATE)
+        outcomes += _outcomes(chunk, receipt)
     return outcomes
+
+
+def _outcomes(spans: Sequence[Span], receipt: SpanReceipt) -> Iterator[SpanOutcome]:
+    """What became of each span."""
+    rejected = {_key(span) for span in receipt.rejected}
+    stored = {_key(span) for span in receipt.stored}
+    for span in spans:
+        ids = _key(span)
+        if ids in rejected:
+            yield SpanOutcome.UNKNOWN
+        elif ids in stored:
+            # Of equal ones the first was stored.
+            stored.remove(ids)
+            yield SpanOutcome.STORED
+        else:
+            yield SpanOutcome.DUPLICATE
 
 
 _DUPLICATE: Final = b'{"status":"duplicate"}'
@@ -227,6 +244,26 @@ def _receipt(read: Sequence[Span | SpanDraft | str], outcomes: Iterable[SpanOutc
     return Reply(200, body, JSON_HEADERS)
 
 
+async def _number(store: LightningStore, offered: _Offered) -> Reply:
+    """Store spans of which some get their numbers here."""
+    read = await _read_each(_storable, offered.spans)
+    spans = [span for span in read if not isinstance(span, str)]
+    places = [place for place, span in enumerate(read) if not isinstance(span, str)]
+    unnumbered = {index for index, place in enumerate(places) if place in offered.unnumbered}
+    outcomes: list[SpanOutcome] = []
+    numbers: dict[tuple[str, str, str], int] = {}
+    for start in range(0, len(spans), CHUNK_SPANS):
+        chunk = spans[start : start + CHUNK_SPANS]
+        here = {index - start for index in unnumbered if start <= index < start + len(chunk)}
+        receipt = await store.import_spans(chunk, unnumbered=here)
+        numbers |= {_key(span): span.sequence_id for span in receipt.stored}
+        outcomes += _outcomes(chunk, receipt)
+    numbered = iter(
+        span.model_copy(update={"sequence_id": numbers.get(_key(span), span.sequence_id)}) for span in spans
+    )
+    return _receipt([span if isinstance(span, str) else next(numbered) for span in read], outcomes)
+
+
 def _to_error(_call: Call, error: Exception) -> Reply:
     return problem_of(error)
 
@@ -243,9 +280,13 @@ def _to_error(_call: Call, error: Exception) -> Reply:
     hot=True,
     keyed=True,
 )
-async def add_spans(call: Call, unread: list[_Unread]) -> Reply:
+async def add_spans(call: Call, offered: _Offered) -> Reply:
     """Store spans of any attempts; one that cannot be stored does not keep the others from it."""
     key = await call.idempotency_key()
+    check_import(offered.unnumbered, key)
+    if offered.unnumbered:
+        return await _number(call.store, offered)
+    unread = offered.spans
     rows = call.store.rows
     if rows is not None:
         drafts = await _read_each(_draft, unread)
