@@ -1,0 +1,1 @@
+"""lightning-sql inside other programs. Nothing here is imported unless it is asked for."""
