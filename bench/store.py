@@ -28,6 +28,7 @@ from bench.drivers.meter import quantile
 from bench.drivers.rollouts import Requests, RolloutCalls
 from bench.families import Tally
 from bench.fleet import Fleet, fleet, jobs_of
+from bench.ideal import sleeps_allow
 from bench.presets import EXPORTERS, MODES, PRESETS, Workload, preset
 from bench.processes import START_SECONDS, BenchError
 from bench.report import number
@@ -71,7 +72,6 @@ class Run:
         requests: all calls, by kind.
         stale: rollouts that did not finish.
         wrong_spans: spans that are missing, or should not be there.
-        slept: seconds that all rollouts slept together.
         cpu: seconds by whom, of the run without its checks.
     """
 
@@ -81,18 +81,12 @@ class Run:
     requests: Requests
     stale: int
     wrong_spans: int
-    slept: float
     cpu: dict[str, float]
 
     @property
     def per_second(self) -> float:
         """Rollouts a second that succeeded, with all their spans."""
         return self.tally.succeeded / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def sleep_bound(self) -> float:
-        """Rollouts a second if runners did nothing but sleep as long as these did, without a pause."""
-        return self.workload.total_tasks * self.workload.n_runners / self.slept if self.slept else float("inf")
 
     @property
     def complete(self) -> bool:
@@ -106,7 +100,7 @@ class Run:
         extra: dict[str, Any] = {
             "ceiling": self.workload.ceiling,
             "share of it": self.per_second / self.workload.ceiling,
-            "sleeps allow": self.sleep_bound,
+            "sleeps allow": sleeps_allow(self.workload),
             "requests/s": made / self.seconds if self.seconds > 0 else 0.0,
             "stale": self.stale,
             "wrong spans": self.wrong_spans,
@@ -208,14 +202,13 @@ async def _measured(
     seconds = time.perf_counter() - started
     cpu = {who: tree_seconds(pid) - before[who] for who, pid in settings.watched.items()}
     driver = time.process_time() - used
-    requests, slept = algorithm.requests, 0.0
+    requests = algorithm.requests
     for report in await runners.stop(now=gave_up is not None):
         requests.add_json(report["requests"])
         done = Tally.from_json(report["rollouts"])
         tally.latencies.extend(done.latencies)
         for failure in done.failures:
             tally.fail(failure)
-        slept += report["slept"]
         driver += report["cpu"]
     if gave_up is not None:
         tally.fail(gave_up, times=0)
@@ -232,7 +225,6 @@ async def _measured(
         requests=requests,
         stale=len(stale),
         wrong_spans=wrong,
-        slept=slept,
         cpu=cpu | {"driver": driver},
     )
 

@@ -82,7 +82,6 @@ class Crew:
         self._draw = Random(job.first)
         self.requests = Requests()
         self.rollouts = Tally()
-        self.slept = 0.0
 
     def stop(self, *, now: bool) -> None:
         """Have the runners end, once they have finished what they have unless it is to be now."""
@@ -151,7 +150,6 @@ class Crew:
                 begun = time.time()
                 if step.sleep:
                     await asyncio.sleep(step.sleep)
-                    self.slept += step.sleep
                 exporter.add(trace.span(index, step, begun, time.time()))
                 if job.exporter == "simple":
                     await exporter.flush()
@@ -237,7 +235,6 @@ async def serve() -> None:
         done = {
             "rollouts": crew.rollouts.as_json(),
             "requests": crew.requests.as_json(),
-            "slept": crew.slept,
             "cpu": time.process_time() - used,
         }
         say(json.dumps(done))
