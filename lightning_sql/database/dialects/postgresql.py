@@ -32,7 +32,7 @@ from typing_extensions import override
 from lightning_sql.database.dialects.base import Dialect, EnginePair, Failure, UpsertStatement
 from lightning_sql.database.dialects.hot import HotPath
 from lightning_sql.database.dialects.postgresql_hot import PostgreSQLHotPath
-from lightning_sql.database.dialects.postgresql_session import IdleSessions, KeptAliveConnection
+from lightning_sql.database.dialects.postgresql_session import IdleSessions, Sessions
 from lightning_sql.database.types import COLUMN_TYPES
 from lightning_sql.errors import ConfigurationError
 from lightning_sql.fields import FieldKind
@@ -105,9 +105,15 @@ def _states(error: BaseException) -> Iterator[str]:
 class _Engines(EnginePair):
     """One engine for everything, and what lies in its pool."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, sessions: Sessions) -> None:
         super().__init__(engine, engine)
         self.idle = IdleSessions(engine)
+        self._sessions = sessions
+
+    @override
+    async def dispose(self) -> None:
+        await super().dispose()
+        await self._sessions.end()
 
 
 class PostgreSQL(Dialect):
@@ -139,6 +145,7 @@ class PostgreSQL(Dialect):
                 raise ConfigurationError(f"the database URL has an unknown parameter; it may have {_PARAMETERS}")
         # Who is not answered, or not let in, must find time to try again.
         patience = math.inf if wait_seconds is None else wait_seconds / 4
+        sessions = Sessions()
         engine = create_async_engine(
             url.set(drivername="postgresql+asyncpg").difference_update_query(
                 [key for key in url.query if key not in ("host", "port")]
@@ -155,12 +162,12 @@ class PostgreSQL(Dialect):
             connect_args={
                 "timeout": min(CONNECT_TIMEOUT_SECONDS, patience),
                 "command_timeout": None if wait_seconds is None else wait_seconds / 2,
-                "connection_class": KeptAliveConnection,
+                "connection_class": sessions.kind,
                 "server_settings": settings,
             }
             | query,
         )
-        return _Engines(engine)
+        return _Engines(engine, sessions)
 
     @override
     def hot_path(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from weakref import WeakSet
 
 import asyncpg
 from sqlalchemy import event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-__all__ = ["IdleSessions", "KeptAliveConnection"]
+__all__ = ["IdleSessions", "KeptAliveConnection", "Sessions"]
 
 _IDLE_SECONDS: Final = 10
 _INTERVAL_SECONDS: Final = 5
@@ -46,6 +48,37 @@ class KeptAliveConnection(_Connection):
             option = getattr(socket, name, None)
             if option is not None:
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class Sessions:
+    """Every session that an engine has begun, so that none is left when the engine is done with.
+
+    A caller who gives up while the engine greets a new session leaves it behind, in nobody's hands.
+    """
+
+    def __init__(self) -> None:
+        self._drivers: WeakSet[KeptAliveConnection] = WeakSet()
+        drivers = self._drivers
+
+        class Noted(KeptAliveConnection):
+            __slots__ = ()
+
+            def __init__(self, protocol: Any, transport: Any, *parameters: Any) -> None:
+                super().__init__(protocol, transport, *parameters)
+                drivers.add(self)
+
+        self.kind: type[KeptAliveConnection] = Noted
+        """What the driver is to make for this engine."""
+
+    async def end(self) -> None:
+        """End those that are left."""
+        left = [driver for driver in self._drivers if not driver.is_closed()]
+        for driver in left:
+            driver.terminate()
+        if left:
+            # Their sockets are closed in one of the next turns of the event loop, and there may be none after this.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
 
 class IdleSessions:
