@@ -273,7 +273,7 @@ def _to_error(_call: Call, error: Exception) -> Reply:
     "/v1/lightning/spans",
     SpanListBody(),
     returns=SpansReceipt,
-    errors=(503,),
+    errors=(400, 503),
     tag="spans",
     to_error=_to_error,
     problems=True,

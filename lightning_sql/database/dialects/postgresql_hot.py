@@ -305,8 +305,19 @@ class PostgreSQLHotPath(HotPath):
             "attempt_id": attempt_ids,
             "span_id": span_ids,
         }
-        numbers: dict[int, int] = dict(await self._run(statements.NUMBER_SPANS.of(len(spans)), values))
-        return [numbers.get(place) for place in range(1, len(spans) + 1)]
+        fresh: dict[int, str] = {}
+        last: dict[str, int] = {}
+        for place, rollout_id, value in await self._run(statements.NUMBER_SPANS.of(len(spans)), values):
+            if place is None:
+                last[rollout_id] = value
+            else:
+                fresh[place] = rollout_id
+        numbers: list[int | None] = [None] * len(spans)
+        for place in sorted(fresh, reverse=True):
+            rollout_id = fresh[place]
+            numbers[place - 1] = last[rollout_id]
+            last[rollout_id] -= 1
+        return numbers
 
     @override
     async def update_attempts(self, changes: Sequence[AttemptChange], now: float | None) -> list[AttemptChanged | None]:

@@ -280,7 +280,7 @@ def _number_spans(given: Given) -> str:
     kinds = {"rollout_id": "text", "attempt_id": "text", "span_id": "text"}
     return f"""
 WITH fresh AS MATERIALIZED (
-    SELECT g.ord, g.rollout_id, row_number() OVER (PARTITION BY g.rollout_id ORDER BY g.ord) AS nth
+    SELECT g.ord, g.rollout_id
     FROM {given.rows(kinds, "g", place="ord")}
     CROSS JOIN LATERAL (
         SELECT FROM attempts a
@@ -301,8 +301,9 @@ issued AS (
     ON CONFLICT (partition_id, rollout_id) DO UPDATE SET value = c.value + excluded.value
     RETURNING rollout_id, value
 )
-SELECT f.ord, i.value - count(*) OVER (PARTITION BY f.rollout_id) + f.nth
-FROM fresh f JOIN issued i ON i.rollout_id = f.rollout_id
+-- Whoever asks puts them together: joined here, each of one kind would be held against each of the other.
+SELECT f.ord, f.rollout_id, CAST(NULL AS bigint) AS value FROM fresh f
+UNION ALL SELECT NULL, i.rollout_id, i.value FROM issued i
 """
 
 
