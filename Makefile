@@ -12,6 +12,8 @@ PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 AUDIT := .venv-audit
+# Agent Lightning whole, with everything that it depends on.
+WHOLE := .venv-agentlightning
 # The first of these holds everything that the runtime's and the build's do.
 AUDITED := requirements-dev.txt requirements-upstream.txt requirements-audit.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
@@ -107,6 +109,10 @@ bench-summary: $(VENV)/.dev ## the results in SUMMARY as a table in Markdown
 test-monitoring: $(VENV)/.dev ## try the dashboard and the alerts on the real Prometheus and exporters, under load
 	$(BIN)/python -m tests.monitoring.live $(ARGS)
 
+.PHONY: test-agentlightning
+test-agentlightning: $(WHOLE)/.installed ## run Agent Lightning's own training loop on our store (its packages take a gigabyte)
+	$(WHOLE)/bin/python -m pytest -c tests/agentlightning/pytest.ini tests/agentlightning $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.dev ## ruff, pyright, the import rules, no values in texts of SQL, and what is deployed
 	$(BIN)/ruff check .
@@ -136,10 +142,12 @@ lock: $(VENV)/.dev ## write the requirements files anew (ARGS="--upgrade" for ne
 	$(COMPILE) $(ARGS) --no-deps requirements-upstream.in -o requirements-upstream.txt
 	$(COMPILE) $(ARGS) --group audit -o requirements-audit.txt
 	$(COMPILE) $(ARGS) -c requirements-dev.txt bench/requirements.in -o bench/requirements.txt
+	$(COMPILE) $(ARGS) --no-strip-extras pyproject.toml tests/agentlightning/requirements.in \
+		-o tests/agentlightning/requirements.txt
 
 .PHONY: clean
 clean: ## remove .venv and what the tools leave behind (databases stay)
-	rm -rf $(VENV) $(AUDIT) dist build .hypothesis .import_linter_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(AUDIT) $(WHOLE) dist build .hypothesis .import_linter_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The first of these that is Python 3.11 or newer and can make environments; each must be run to know,
@@ -169,6 +177,12 @@ $(VENV)/.dev-lock: requirements-dev.txt requirements-upstream.txt $(VENV)/.runti
 	@echo "Installing the locked development tools into $(VENV)"
 	@$(PIP) install --require-hashes -r requirements-dev.txt
 	@$(PIP) install --require-hashes --no-deps -r requirements-upstream.txt
+	@touch $@
+
+$(WHOLE)/.installed: tests/agentlightning/requirements.txt | $(VENV)/bin/python
+	@echo "Installing Agent Lightning and all that it needs into $(WHOLE)"
+	@$(BIN)/python -m venv --clear $(WHOLE)
+	@$(PIP:$(BIN)/%=$(WHOLE)/bin/%) install --require-hashes -r $<
 	@touch $@
 
 # An environment of its own: what audits the dependencies is not one of them.

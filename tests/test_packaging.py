@@ -51,7 +51,9 @@ def test_every_dependency_is_justified_and_nothing_else_is() -> None:
     runtime = {normalised(text) for text in PROJECT["project"]["dependencies"]}
     others = {normalised(text) for group in ("dev", "audit") for text in requirements(group)}
     assert documented("Runtime") == runtime
-    assert documented() == runtime | others
+    extras = {normalised(text) for texts in PROJECT["project"]["optional-dependencies"].values() for text in texts}
+    assert documented("Extras") == extras
+    assert documented() == runtime | extras | others
 
 
 def test_every_runtime_dependency_has_an_upper_bound() -> None:
@@ -59,12 +61,12 @@ def test_every_runtime_dependency_has_an_upper_bound() -> None:
     assert unbounded == []
 
 
-@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("name", [*LOCKS, "tests/agentlightning/requirements.txt"])
 def test_a_lock_pins_everything_by_hash_and_names_no_host(name: str) -> None:
     text = (ROOT / name).read_text()
     assert locked(name)
     for block in re.split(r"\n(?=[a-z0-9])", text.strip()):
-        assert re.match(r"[a-z0-9-]+(\[[a-z,]+\])?==\S+", block), block
+        assert re.match(r"[a-z0-9-]+(\[[a-z0-9,]+\])?==\S+", block), block
         assert "--hash=sha256:" in block, block
     assert "://" not in text
     assert not re.search(r"^--|[a-z0-9-]+\.(org|com|net|io)\b", text, flags=re.MULTILINE)
