@@ -164,6 +164,14 @@ def benchmark(
             few = ["--total-tasks", "8", "--sleep-seconds", "0.01", "--poll-seconds", "0.1"]
             with serving(server, port, place, variables):
                 assert "stale 0, wrong spans 0, failed calls 0" in succeed([*command, *words, *few], place, variables)
+        case "bench.waits":
+            words = [word.replace("http://127.0.0.1:4748", f"http://127.0.0.1:{port}") for word in words]
+            few = ["--total-tasks", "5", "--waiters", "3"]
+            with serving(server, port, place, variables):
+                assert "the same server" in succeed([*command, *words, *few], place, variables)
+        case "bench.clients":
+            # It needs the upstream client's own environment.
+            assert "by both clients" in succeed([*command, "--help"], place, variables)
         case "bench.compare":
             # It takes long, and is played in a short form elsewhere: only that there is such an option is looked at.
             assert words[0] in succeed([*command, "--help"], place, variables)
