@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.exposition import choose_encoder
 
 from lightning_api.metric_files import MetricFiles
+from lightning_api.metric_memory import MemoryMetrics
 from lightning_sql import __version__
 from lightning_sql.errors import ConfigurationError, LightningError
 from lightning_sql.metrics import (
@@ -52,38 +53,70 @@ def metrics_directory() -> Path | None:
     return Path(value) if value else None
 
 
-class PrometheusRecorder:
-    """Takes down everything for Prometheus: in this process, or in files where `PROMETHEUS_MULTIPROC_DIR` says so."""
+class _FileMetrics:
+    """The metrics of one process of several, in files that all of them see: objects of the Prometheus client."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._made = {metric: _make(metric, self._registry) for metric in METRICS}
         self._children: dict[Metric, dict[Labels, Any]] = {metric: {} for metric in METRICS}
+
+    def expect(self, metric: Metric, labels: Labels) -> None:
+        if labels not in self._children[metric]:
+            self._child(metric, labels)
+
+    def count(self, metric: Metric, labels: Labels, amount: float) -> None:
+        child = self._children[metric].get(labels)
+        (self._child(metric, labels) if child is None else child).inc(amount)
+
+    def observe(self, metric: Metric, labels: Labels, value: float) -> None:
+        """Add one observation, rounded to a multiple of 60 ns."""
+        child = self._children[metric].get(labels)
+        (self._child(metric, labels) if child is None else child).observe(round(value * _FINE) / _FINE)
+
+    def set(self, metric: Metric, labels: Labels, value: float) -> None:
+        child = self._children[metric].get(labels)
+        (self._child(metric, labels) if child is None else child).set(value)
+
+    def _child(self, metric: Metric, labels: Labels) -> Any:
+        made = self._made[metric]
+        child = made.labels(*labels) if metric.labels else made
+        self._children[metric][labels] = child
+        return child
+
+
+class PrometheusRecorder:
+    """Takes down everything for Prometheus: in this process, or in files where `PROMETHEUS_MULTIPROC_DIR` says so."""
+
+    def __init__(self) -> None:
+        self._kept: MemoryMetrics | _FileMetrics
+        if metrics_directory() is None:
+            self._kept = MemoryMetrics()
+            self._registry = CollectorRegistry()
+            self._registry.register(self._kept)
+        else:
+            self._kept = _FileMetrics()
         for metric in METRICS:
             if metric.kind != "histogram" and not metric.labels:
-                self._child(metric, ())
+                self.expect(metric, ())
         self._expect_store()
         self.set(BUILD_INFO, (__version__,), 1.0)
 
     def expect(self, metric: Metric, labels: Labels) -> None:
         """Make something known before it happens."""
-        if labels not in self._children[metric]:
-            self._child(metric, labels)
+        self._kept.expect(metric, labels)
 
     def count(self, metric: Metric, labels: Labels = (), amount: float = 1.0) -> None:
         """Add to a counter."""
-        child = self._children[metric].get(labels)
-        (self._child(metric, labels) if child is None else child).inc(amount)
+        self._kept.count(metric, labels, amount)
 
     def observe(self, metric: Metric, labels: Labels, value: float) -> None:
-        """Add one observation to a histogram, rounded to a multiple of 60 ns."""
-        child = self._children[metric].get(labels)
-        (self._child(metric, labels) if child is None else child).observe(round(value * _FINE) / _FINE)
+        """Add one observation to a histogram."""
+        self._kept.observe(metric, labels, value)
 
     def set(self, metric: Metric, labels: Labels, value: float) -> None:
         """Set a gauge."""
-        child = self._children[metric].get(labels)
-        (self._child(metric, labels) if child is None else child).set(value)
+        self._kept.set(metric, labels, value)
 
     def expect_route(self, path: str, method: str, success: int, failures: Iterable[int]) -> None:
         """Make a route known, with the statuses that it may answer."""
@@ -94,7 +127,7 @@ class PrometheusRecorder:
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """What a scrape is answered, and its content type. It takes its time, in which others can work."""
         directory = metrics_directory()
-        return exposition_of(self._registry, accept) if directory is None else exposition_of(directory, accept)
+        return exposition_of(self._registry if directory is None else directory, accept)
 
     def _expect_store(self) -> None:
         failures = [error.__name__ for error in _subclasses(LightningError)]
@@ -106,12 +139,6 @@ class PrometheusRecorder:
             for mode in _MODES:
                 self.expect(ROLLOUTS_FINISHED, (status, mode))
                 self.expect(ROLLOUTS_DURATION, (status, mode))
-
-    def _child(self, metric: Metric, labels: Labels) -> Any:
-        made = self._made[metric]
-        child = made.labels(*labels) if metric.labels else made
-        self._children[metric][labels] = child
-        return child
 
 
 def exposition_of(source: CollectorRegistry | Path, accept: str) -> tuple[bytes, str]:
