@@ -6,7 +6,7 @@ import asyncio
 import ctypes
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 from weakref import WeakSet
 
 __all__ = ["PerLoop"]
@@ -80,7 +80,6 @@ def _begun(generator: AsyncGenerator[None]) -> AsyncGenerator[None]:
 
 
 _all: WeakSet[PerLoop[Any]] = WeakSet()
-_inherited: Final[list[object]] = []
 
 
 def _keep_for_ever(inherited: object) -> None:
@@ -89,7 +88,6 @@ def _keep_for_ever(inherited: object) -> None:
     Its connections are those of the process that was forked. Who closes one takes its file out of what both processes'
     event loops look at, and the other one waits for ever.
     """
-    _inherited.append(inherited)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 

@@ -29,7 +29,7 @@ LOOK_SECONDS: Final = 0.25
 PAUSE_SECONDS: Final = 5.0
 """When nothing has ended for so long, that is not for want of speed."""
 MOST_WAITS: Final = 10_000
-"""Calls that wait for rollouts to finish, which cost some memory and nothing else."""
+"""Calls that wait for rollouts to finish, or to be queued, which cost some memory and nothing else."""
 MOST_DOWNLOADS: Final = 32
 """Answers of a megabyte or more that are on their way, of each of which up to 8 MB are in memory."""
 KEPT_SHARE: Final = 0.25

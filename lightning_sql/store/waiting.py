@@ -120,11 +120,6 @@ class QueueWatcher:
         self._poller: asyncio.Task[None] | None = None
         self._closed = False
 
-    @property
-    def waiting(self) -> int:
-        """How many callers wait."""
-        return self._waiting
-
     async def claim(self, attempt: Callable[[], Awaitable[Sequence[T]]], seconds: float) -> Sequence[T]:
         """What an attempt gives: the first that gives something, or the last before the time is up or at close."""
         claimed = await attempt()

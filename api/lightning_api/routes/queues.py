@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from lightning_api.calls import Call
+from lightning_api.load import CLAIM_PATH
 from lightning_api.models import DequeueRequest, EnqueueRequest
 from lightning_api.operations import JsonBody, Operation, operation
 from lightning_api.replies import JSON_HEADERS, Reply
@@ -73,7 +74,7 @@ async def _claim_rows(call: Call, rows: RowStore) -> Reply | None:
 
 @operation(
     "POST",
-    "/v1/agl/queues/rollouts/dequeue",
+    CLAIM_PATH,
     JsonBody[DequeueRequest](DequeueRequest, default=DequeueRequest),
     returns=list[AttemptedRollout],
     errors=(503,),
