@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -19,8 +22,9 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from lightning_sql.database import native
-from lightning_sql.database.engine import Database
-from lightning_sql.errors import ConfigurationError, SchemaOutdatedError
+from lightning_sql.database.engine import RETRY_SECONDS, Database
+from lightning_sql.database.recovery import pause_of
+from lightning_sql.errors import ConfigurationError, SchemaOutdatedError, TransactionConflictError
 
 __all__ = ["METADATA", "Migrations", "scripts"]
 
@@ -32,6 +36,8 @@ METADATA: Final = native.ROLLOUTS.metadata
 _RELATIVE: Final = re.compile(r"[+-][0-9]{1,4}")
 READ_SECONDS: Final = 30.0
 """How long looking at the schema may take; changing it may take as long as it does."""
+
+POLL_SECONDS: Final = 0.02
 
 UPGRADE_COMMAND: Final = "lightning-sql migrate up"
 
@@ -138,13 +144,29 @@ class Migrations:
                 f"the database is at revision {revision}, which this release does not know: use a newer release"
             ) from None
 
+    async def _whole(self, attempt: Callable[[], Awaitable[R]]) -> R:
+        """Run a whole transaction, and again if it lost: against others, or since the process was forked meanwhile."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + RETRY_SECONDS
+        tries = 0
+        while True:
+            try:
+                with self._database.translated():
+                    return await attempt()
+            except TransactionConflictError:
+                if loop.time() > deadline:
+                    raise
+            finally:
+                await self._database.close()
+            await asyncio.sleep(pause_of(tries))
+            tries += 1
+
     async def _read(self, work: Callable[[Connection], R]) -> R:
-        try:
-            with self._database.translated():
-                async with asyncio.timeout(READ_SECONDS), self._database.transaction(writing=False) as connection:
-                    return await connection.run_sync(work)
-        finally:
-            await self._database.close()
+        async def attempt() -> R:
+            async with asyncio.timeout(READ_SECONDS), self._database.transaction(writing=False) as connection:
+                return await connection.run_sync(work)
+
+        return await self._whole(attempt)
 
     async def _write(
         self, work: Callable[[], Any], first: Callable[[AsyncConnection], Awaitable[None]] | None = None
@@ -156,23 +178,48 @@ class Migrations:
             finally:
                 del self._config.attributes["connection"]
 
-        try:
-            with self._database.translated():
-                async with self._database.transaction(writing=True) as connection:
-                    lock = self._database.dialect.lock([MIGRATION_LOCK])
-                    if lock is not None:
-                        await connection.execute(lock)
-                    if first is not None:
-                        await first(connection)
+        async def attempt() -> None:
+            async with self._database.transaction(writing=True) as connection:
+                lock = self._database.dialect.lock([MIGRATION_LOCK])
+                if lock is not None:
+                    await connection.execute(lock)
+                if first is not None:
+                    await first(connection)
+                async with _alembic_alone():
                     await connection.run_sync(run)
+
+        try:
+            await self._whole(attempt)
         except CommandError as error:
             raise ConfigurationError(str(error)) from None
-        finally:
-            await self._database.close()
 
 
 MIGRATION_LOCK: Final = 0x6C69676874_6E696E
 """The key of the lock under which a database is migrated."""
+
+
+_alembic = threading.Lock()
+
+
+@asynccontextmanager
+async def _alembic_alone() -> AsyncGenerator[None]:
+    """A block in which no other event loop or task of the process runs Alembic's scripts: what they see is global."""
+    lock = _alembic
+    while not lock.acquire(blocking=False):  # noqa: ASYNC110 - it is other threads' too
+        await asyncio.sleep(POLL_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _forget() -> None:
+    global _alembic
+    _alembic = threading.Lock()  # the thread that held it is not in this process
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _revision(connection: Connection) -> str | None:

@@ -39,8 +39,9 @@ from typing_extensions import override
 from lightning_sql import records
 from lightning_sql.collections.sql import ItemTypes, SqlCollections
 from lightning_sql.database.engine import Database
+from lightning_sql.database.migrate import Migrations
 from lightning_sql.errors import ConfigurationError
-from lightning_sql.store.factory import is_memory, prepare_database
+from lightning_sql.store.factory import is_memory
 from lightning_sql.store.sql_store import SqlStore
 
 __all__ = ["SqlLightningStore", "sql_collections"]
@@ -116,7 +117,7 @@ class SqlLightningStore(LightningStore):
     async def _opened(self) -> SqlStore:
         if self._prepared_in != os.getpid():
             # Whoever comes at the same moment does it too: it is safe from anywhere, and cheap the second time.
-            await prepare_database(self._url, migrate=self._migrate)
+            await Migrations(self._url).prepare(migrate=self._migrate)
             self._prepared_in = os.getpid()
         return self._store
 
@@ -438,7 +439,7 @@ def sql_collections(
 ) -> SqlCollections:
     """Collections in an SQL database for Agent Lightning's own `CollectionBasedLightningStore`.
 
-    Its schema must be there: `lightning-sql migrate up`, or `prepare_database`. On SQLite, fork before they are used.
+    Its schema must be there: `lightning-sql migrate up`, or `prepare_database`.
 
     Raises:
         ConfigurationError: not the URL of an SQL database.

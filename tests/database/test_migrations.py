@@ -18,6 +18,7 @@ from lightning_sql.database.engine import Database
 from lightning_sql.database.migrate import METADATA, Migrations
 from lightning_sql.errors import ConfigurationError, DatabaseUnavailableError, SchemaOutdatedError
 from lightning_sql.store.factory import migrations_of, open_store, prepare_database
+from lightning_sql.testing.postgres import PostgresServer
 from tests.database.migrating import execute, run
 
 pytestmark = pytest.mark.slow
@@ -144,6 +145,17 @@ async def test_ten_processes_that_start_at_once_migrate_once(database_url: str) 
     migrations = Migrations(database_url)
     assert await migrations.current() == migrations.head
     assert await migrations.check() == []
+
+
+async def test_a_process_prepares_several_databases_at_once(tmp_path: Path, postgres: PostgresServer) -> None:
+    urls = [f"sqlite:///{tmp_path / str(number)}.db" for number in range(6)]
+    urls += [postgres.create_database() for _ in range(2)]
+    in_threads = [asyncio.to_thread(asyncio.run, prepare_database(url)) for url in urls[::2]]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*map(prepare_database, urls[1::2]), *in_threads)
+    for url in urls:
+        migrations = Migrations(url)
+        assert await migrations.current() == migrations.head
 
 
 async def test_an_sqlite_file_is_in_wal_mode_and_synced(sqlite_url: str) -> None:

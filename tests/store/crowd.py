@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -83,6 +84,8 @@ def crowd(store: Any, span_of: SpanOf, seconds: float) -> dict[str, Any]:
         try:
             os.write(write, str(asyncio.run(several(store, span_of, "child", seconds / 3))).encode())
             status = 0
+        except BaseException:  # noqa: BLE001 - it is told, and the process ends here
+            traceback.print_exc()
         finally:
             os._exit(status)
     os.close(write)

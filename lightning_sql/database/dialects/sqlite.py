@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from sqlalchemy import ColumnElement, Executable, Table, Text, event, func, literal, select
 from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.engine import URL, Connection
+from sqlalchemy.engine import URL, Connection, ExceptionContext
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from lightning_sql.database.dialects.base import Dialect, EnginePair, Failure, UpsertStatement
 from lightning_sql.database.dialects.hot import HotPath
+from lightning_sql.database.dialects.sqlite_fork import ForkableConnection, ForkedError, using
 from lightning_sql.database.dialects.sqlite_hot import SQLiteHotPath
 from lightning_sql.database.dialects.sqlite_thread import BEGIN_READ, BEGIN_WRITE, READERS, configure
 from lightning_sql.database.payload import encode_text
@@ -32,6 +33,8 @@ __all__ = ["SQLite"]
 
 BUSY_TIMEOUT_MILLISECONDS: Final = 30_000
 POOL_TIMEOUT_SECONDS: Final = 60
+WAL_MILLISECONDS: Final = 1_000
+"""How long one try to switch a file to WAL waits; a process that is to be forked waits for it."""
 
 _PRAGMAS: Final = {
     "busy_timeout": str(BUSY_TIMEOUT_MILLISECONDS),
@@ -104,7 +107,7 @@ def _enable_wal(file: Path) -> None:
     deadline = time.monotonic() + BUSY_TIMEOUT_MILLISECONDS / 1000
     while True:
         try:
-            with closing(sqlite3.connect(file, timeout=BUSY_TIMEOUT_MILLISECONDS / 1000)) as connection:
+            with using(), closing(sqlite3.connect(file, timeout=WAL_MILLISECONDS / 1000)) as connection:
                 connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
@@ -118,7 +121,7 @@ def _enable_wal(file: Path) -> None:
 
 
 def _copy(file: Path, target: Path) -> None:
-    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(target)) as copy:
+    with using(), closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(target)) as copy:
         source.backup(copy)
 
 
@@ -171,13 +174,20 @@ class SQLite(Dialect):
             max_overflow=0,
             pool_timeout=POOL_TIMEOUT_SECONDS,
             hide_parameters=True,  # errors and logs must not repeat what is stored
+            connect_args={"factory": ForkableConnection},
         )
 
         def begun(connection: Connection) -> None:
             connection.exec_driver_sql(begin)
 
         configure(engine.sync_engine, pragmas)
+
+        def failed(context: ExceptionContext) -> None:
+            if isinstance(context.original_exception, ForkedError):
+                context.is_disconnect = True
+
         event.listen(engine.sync_engine, "begin", begun)
+        event.listen(engine.sync_engine, "handle_error", failed)
         return engine
 
     @override

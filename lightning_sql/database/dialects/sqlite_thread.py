@@ -158,6 +158,9 @@ class _Seat:
         """As `close`, while nobody else can use it."""
         opened, self._opened = self._opened, None
         if opened is not None:
+            # Whoever keeps the error of a statement keeps this cursor, with which SQLite would only seem to close.
+            with suppress(Exception):
+                opened[1].close()
             with suppress(Exception):
                 opened[0].close()
 
