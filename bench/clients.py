@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,18 +29,20 @@ from bench.servers import Endpoint, Places, Target
 
 CALLS: Final = 500
 ROUNDS: Final = 3
+AT_ONCE: Final = (1, 32)
+"""How many calls are on their way at any time."""
 AIM: Final = 0.25
 """Which part of upstream's a call of ours is to cost at most."""
 PATIENCE_SECONDS: Final = 300.0
 
 
-def cpu_of(python: str, kind: str, url: str, calls: int) -> dict[str, float]:
+def cpu_of(python: str, kind: str, url: str, calls: int, at_once: int) -> dict[str, float]:
     """Microseconds of CPU time for each kind of call, of a client in a process of its own.
 
     Raises:
         BenchError: the process failed.
     """
-    command = [python, "-m", "bench.drivers.client_cpu", kind, url, str(calls)]
+    command = [python, "-m", "bench.drivers.client_cpu", kind, url, str(calls), str(at_once)]
     done = subprocess.run(
         command, cwd=ROOT, env=python_path(), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
@@ -53,9 +56,10 @@ def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
 
 
-def show(console: Console, ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:
+def show(console: Console, at_once: int, ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:
     """Print both, and which part of the other's ours costs."""
-    table = Table(title="CPU microseconds of a call, in the process of the client", title_justify="left")
+    title = f"CPU microseconds of a call, in the process of the client, {at_once} at once"
+    table = Table(title=title, title_justify="left")
     table.add_column("call", no_wrap=True)
     for heading in ("lightning-sql", "upstream", "part of upstream's"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -78,7 +82,7 @@ def main(calls: int, rounds: int, peer_venv: Path | None, data_dir: Path | None)
     """Make the same calls by both clients against the same server, in turn, and say what they cost."""
     console = Console(width=None if sys.stdout.isatty() else families.WIDTH)
     theirs = peer_python(peer_venv or ROOT / ".bench-peer")
-    found: dict[str, list[dict[str, float]]] = {"ours": [], "upstream": []}
+    found: dict[tuple[int, str], list[dict[str, float]]] = defaultdict(list)
     with ExitStack() as stack:
         work = tempfile.TemporaryDirectory(prefix="lightning-bench-", dir=data_folder(data_dir))
         places = Places(Path(stack.enter_context(work)), None, theirs)
@@ -86,9 +90,11 @@ def main(calls: int, rounds: int, peer_venv: Path | None, data_dir: Path | None)
         if not isinstance(endpoint, Endpoint) or endpoint.base_url is None:
             raise BenchError("there is no server")
         for _ in range(rounds):
-            for kind, python in (("ours", sys.executable), ("upstream", theirs)):
-                found[kind].append(cpu_of(python, kind, endpoint.base_url, calls))
-    show(console, medians(found["ours"]), medians(found["upstream"]))
+            for at_once in AT_ONCE:
+                for kind, python in (("ours", sys.executable), ("upstream", theirs)):
+                    found[at_once, kind].append(cpu_of(python, kind, endpoint.base_url, calls, at_once))
+    for at_once in AT_ONCE:
+        show(console, at_once, medians(found[at_once, "ours"]), medians(found[at_once, "upstream"]))
     return 0
 
 

@@ -82,6 +82,7 @@ def create_app(settings: Settings, store: LightningStore | None = None) -> Lites
             for declared in served:
                 failures = (*declared.errors, *_ANY_FAILURE)
                 service.recorder.expect_route(declared.path, declared.method, declared.status, failures)
+    service.app = app.asgi_handler
     return app
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from litestar.types import HTTPScope, Receive
+from litestar.types import ASGIApp, HTTPScope, Receive
 from pydantic import TypeAdapter, ValidationError
 
 from lightning_api.compression import CompressionPolicy
@@ -51,6 +51,8 @@ class Service:
     hangups: Hangups = field(default_factory=Hangups)
     recorder: Recorder | None = None
     """Who takes down what happens; None is nobody."""
+    app: ASGIApp | None = None
+    """Everything that a request passes, once the application is put together."""
     samples_database: bool = True
     """Whether this process looks at the queue for the metrics; of several, one is enough."""
 
@@ -70,6 +72,17 @@ class Service:
         if self.current_store is None:
             raise RuntimeError("the application's lifespan has not started, so there is no store")
         return self.current_store
+
+    @property
+    def dispatch(self) -> ASGIApp:
+        """What serves a request.
+
+        Raises:
+            RuntimeError: the application is not put together yet.
+        """
+        if self.app is None:
+            raise RuntimeError("the application is not put together yet")
+        return self.app
 
     async def drain(self) -> None:
         """Get ready to stop: waiting callers are answered at once."""
@@ -209,8 +222,11 @@ class Call:
         self.hold(len(chunk))
         return chunk, message.get("more_body", False)
 
-    async def idempotency_key(self) -> IdempotencyKey | None:
+    async def idempotency_key(self, asked: bytes | None = None) -> IdempotencyKey | None:
         """The key under which this call may be made again, or None.
+
+        Args:
+            asked: what a repeat must ask for as well, if that is less than the whole body.
 
         Raises:
             InvalidPartError: it is not 1 to 512 printable characters of ASCII.
@@ -226,7 +242,7 @@ class Call:
                 "input": None,
             }
             raise InvalidPartError("header", [problem])
-        digest = blake2b(await self.body(), digest_size=16).hexdigest()
+        digest = blake2b(await self.body() if asked is None else asked, digest_size=16).hexdigest()
         return IdempotencyKey(text.decode(), f"{self.scope['method']} {self.scope['path']}", digest)
 
     @property

@@ -11,9 +11,18 @@ from typing import Any, Final, cast
 
 from typing_extensions import override
 
+from lightning_api.client_claims import OpenClaims
 from lightning_api.client_reads import ClientReads, is_segment, segment
-from lightning_api.client_spans import MOST_TOGETHER, SpanBatches
-from lightning_sql.errors import InvalidRequestError, LightningError, RecordNotFoundError
+from lightning_api.client_spans import SpanBatches, Unsent, take_batch
+from lightning_api.client_transport import encoded
+from lightning_sql.errors import (
+    ConfigurationError,
+    IdempotencyKeyReusedError,
+    InvalidRequestError,
+    LightningError,
+    RecordNotFoundError,
+    UnstorableValueError,
+)
 from lightning_sql.loops import PerLoop
 from lightning_sql.records import (
     UNSET,
@@ -38,8 +47,6 @@ from lightning_sql.store.transaction import LATEST
 
 __all__ = ["LightningClient"]
 
-_MOST_OPEN_CLAIMS: Final = 100
-"""How many claims of one kind are remembered whose answer never came."""
 _WAIT_AT_ONCE: Final = 30.0
 """How many seconds one request waits for something in the queue: others on the way may cut longer ones off."""
 _POLL_SECONDS: Final = 0.2
@@ -113,7 +120,7 @@ class LightningClient(ClientReads):
             connect_seconds=connect_seconds,
             retry_seconds=retry_seconds,
         )
-        self._open_claims: dict[tuple[int, str | None], list[str]] = {}
+        self._open_claims = OpenClaims()
         self._takes_many = True
         """Whether the service takes many spans in one request, as far as is known."""
         self._batches = self._new_batches()
@@ -220,34 +227,27 @@ class LightningClient(ClientReads):
         if idempotency_key is not None:
             claimed, _ = await self._claim(limit, worker_id, wait, _key_text(idempotency_key))
             return claimed
-        open_claims = self._open_claims.setdefault((limit, worker_id), [])
-        try:
-            return await self._claim_again(limit, worker_id, wait, open_claims)
-        finally:
-            if not open_claims:
-                self._open_claims.pop((limit, worker_id), None)
-
-    async def _claim_again(
-        self, limit: int, worker_id: str | None, wait: float, open_claims: list[str]
-    ) -> Sequence[AttemptedRollout]:
-        """Claim, first under the keys of claims whose answers never came."""
+        # First under the keys of claims whose answers never came.
         while True:
-            try:
-                key, asked_before = open_claims.pop(0), True
-            except IndexError:
-                key, asked_before = _key_text(None), False
+            earlier = self._open_claims.take(limit, worker_id)
+            key = earlier or _key_text(None)
             try:
                 claimed, repeated = await self._claim(limit, worker_id, wait, key)
+            except IdempotencyKeyReusedError:
+                if earlier is None:
+                    raise
+                continue  # a service to which a claim that waits for less long is another one
+            except (ConfigurationError, InvalidRequestError, RecordNotFoundError, UnstorableValueError):
+                raise  # it did not take place
             except BaseException:
                 # Cancelled or failed: it may have taken place, or may still do so.
-                if len(open_claims) < _MOST_OPEN_CLAIMS:
-                    open_claims.append(key)
+                self._open_claims.put(limit, worker_id, key)
                 raise
             if not claimed:
-                if repeated or asked_before:
-                    open_claims.append(key)  # an earlier try may still be on its way
+                if repeated or earlier:
+                    self._open_claims.put(limit, worker_id, key)  # an earlier try may still be on its way
                 return claimed
-            if not (asked_before or repeated):
+            if not (earlier or repeated):
                 return claimed
             # Its answer comes late: what the watchdog ended meanwhile is nobody's to work on.
             alive = [rollout for rollout in claimed if rollout.attempt.status in _WORKED_ON]
@@ -329,44 +329,49 @@ class LightningClient(ClientReads):
 
     @override
     async def add_span(self, span: Span) -> Span | None:
-        return await self._batches.here().add(span)
+        # Written first, so that what cannot be is the error of this call only.
+        return await self._batches.here().add(Unsent(span, encoded(span)))
 
-    async def _add_alone(self, span: Span) -> Span | None:
-        stored, repeated = await self._transport.write_again("/v1/agl/spans", span)
+    async def _add_alone(self, unsent: Unsent) -> Span | None:
+        span, body = unsent
+        stored, repeated = await self._transport.write_again("/v1/agl/spans", body)
         if stored is None and repeated and await self._is_stored(span, equal=True):
             return span  # by the try whose answer was lost
         return None if stored is None else span
 
-    async def _add_together(self, spans: Sequence[Span]) -> list[Span | LightningError | None]:
+    async def _add_together(self, batch: Sequence[Unsent]) -> list[Span | LightningError | None]:
         """What `add_span` gives or raises for each."""
-        if len(spans) > 1 and self._takes_many:
-            request = {"spans": list(spans)}
+        if len(batch) > 1 and self._takes_many:
+            request = b'{"spans":[%b]}' % b",".join(unsent.body for unsent in batch)
             try:
                 answer = await self._transport.write("/v1/lightning/spans", request, key=_key_text(None))
             except RecordNotFoundError:  # another server of the protocol, which does not have this
                 self._takes_many = False
+            except UnstorableValueError:  # too large together
+                pass
             else:
-                given = list(zip(spans, answer["results"], strict=True))
+                given = list(zip(batch, answer["results"], strict=True))
                 # Alone, what is wrong with a span has a name.
                 return [
-                    await self._outcome(span)
+                    await self._outcome(unsent)
                     if result["status"] == "rejected"
-                    else (span if result["status"] == "stored" else None)
-                    for span, result in given
+                    else (unsent.span if result["status"] == "stored" else None)
+                    for unsent, result in given
                 ]
-        return [await self._outcome(span) for span in spans]
+        return [await self._outcome(unsent) for unsent in batch]
 
-    async def _outcome(self, span: Span) -> Span | LightningError | None:
+    async def _outcome(self, unsent: Unsent) -> Span | LightningError | None:
         try:
-            return await self._add_alone(span)
+            return await self._add_alone(unsent)
         except LightningError as error:
             return error
 
     @override
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
         stored: list[Span] = []
-        for start in range(0, len(spans), MOST_TOGETHER):
-            for outcome in await self._add_together(spans[start : start + MOST_TOGETHER]):
+        unsent = [Unsent(span, encoded(span)) for span in spans]
+        while unsent:
+            for outcome in await self._add_together(take_batch(unsent)):
                 if isinstance(outcome, LightningError):
                     raise outcome
                 if outcome is not None:

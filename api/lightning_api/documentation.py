@@ -208,10 +208,10 @@ def _responses(declared: Operation, schemas: _Schemas, settings: Settings) -> di
     for status in sorted(_possible_failures(declared, settings)):
         description, media_type, failure = _FAILURES[status]
         schema: dict[str, Any] = schemas.of(failure.__name__)
-        if declared.media_type != "application/json" and status not in (401, 403):
-            media_type, schema = declared.media_type, {"type": "string", "format": "binary"}
-        elif declared.problems:
+        if declared.problems:
             media_type, schema = "application/problem+json", schemas.of("Problem")
+        elif declared.media_type != "application/json" and status not in (401, 403):
+            media_type, schema = declared.media_type, {"type": "string", "format": "binary"}
         responses[str(status)] = {"description": description, "content": {media_type: {"schema": schema}}}
     return responses
 

@@ -30,7 +30,7 @@ class LightningSpanExporter(SpanExporter):
 
     A span belongs to the attempt that its resource names (`agentlightning.rollout_id`, `agentlightning.attempt_id`),
     else to the one that the exporter is for. Without `agentlightning.span_sequence_id` it gets the next number of its
-    rollout. May be used from any thread, with any of the SDK's processors.
+    rollout. May be used from any thread and after a fork, with any of the SDK's processors.
 
     Args:
         base_url: `http://host:port`, without `/v1`.
@@ -51,11 +51,18 @@ class LightningSpanExporter(SpanExporter):
     ) -> None:
         self._attempt = rollout_id, attempt_id
         self._seconds = retry_seconds + _MORE_SECONDS
-        self._store = threaded(lambda: LightningClient(base_url, token=token, retry_seconds=retry_seconds))
+        self._store = threaded(lambda: LightningClient(base_url, token=token, retry_seconds=retry_seconds), forks=True)
+        self._shut = False
 
     @override
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Store spans; what no attempt is known of is left out, and the log says so."""
+        """Store spans; what no attempt is known of is left out, and the log says so.
+
+        After `shutdown` it is a failure, and before the end of one that is under way it may be.
+        """
+        if self._shut:
+            logger.warning("%d spans are not stored: the exporter was shut down", len(spans))
+            return SpanExportResult.FAILURE
         records: list[Span] = []
         unnumbered: set[int] = set()
         for span in spans:
@@ -81,6 +88,7 @@ class LightningSpanExporter(SpanExporter):
     @override
     def shutdown(self) -> None:
         """Close the connections."""
+        self._shut = True
         self._store.close_blocking(self._seconds)
 
     @override

@@ -1,4 +1,4 @@
-"""What a client's calls cost its own process: `python -m bench.drivers.client_cpu KIND URL CALLS`.
+"""What a client's calls cost its own process: `python -m bench.drivers.client_cpu KIND URL CALLS AT_ONCE`.
 
 KIND is `ours`, or `upstream` in the environment of that. It prints a line of JSON: microseconds of CPU time for a call.
 """
@@ -33,16 +33,21 @@ def _client(kind: str, url: str) -> tuple[Any, Callable[[Any], Any]]:
     return LightningStoreClient(url), TheirSpan.model_validate
 
 
-async def measure(kind: str, url: str, calls: int) -> dict[str, float]:
-    """Microseconds of this process for each kind of call, one after the other."""
+async def measure(kind: str, url: str, calls: int, at_once: int) -> dict[str, float]:
+    """Microseconds of this process for each kind of call, of which so many are on their way at any time."""
     client, span_of = _client(kind, url)
     spent: dict[str, float] = {}
     claimed: list[Any] = []
 
     async def run(name: str, call: Callable[[int], Awaitable[Any]]) -> None:
+        numbers = iter(range(calls))
+
+        async def some() -> None:
+            for number in numbers:
+                await call(number)
+
         started = time.process_time()
-        for number in range(calls):
-            await call(number)
+        await asyncio.gather(*(some() for _ in range(at_once)))
         spent[name] = (time.process_time() - started) / calls * 1e6
 
     async def claim(_number: int) -> None:
@@ -67,4 +72,6 @@ async def measure(kind: str, url: str, calls: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asyncio.run(measure(sys.argv[1], sys.argv[2], int(sys.argv[3])))) + "\n")
+    sys.stdout.write(
+        json.dumps(asyncio.run(measure(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))) + "\n"
+    )

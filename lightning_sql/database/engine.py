@@ -86,6 +86,8 @@ class _OfLoop:
     engines: EnginePair
     recovery: Recovery
     running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    closing: asyncio.Task[None] | None = None
+    """What closes it, once for all who ask."""
     standing: list[Callable[[], Awaitable[None]]] = field(default_factory=list[Callable[[], Awaitable[None]]])
 
 
@@ -157,6 +159,12 @@ class Database:
         here = self._loops.get()
         if here is None:
             return
+        if here.closing is None:
+            here.closing = asyncio.create_task(self._close(here), name="lightning-sql close")
+        # To its end even if the caller goes: what is half closed is of no use to anybody.
+        await asyncio.shield(here.closing)
+
+    async def _close(self, here: _OfLoop) -> None:
         while here.standing:
             await here.standing.pop()()
         here.recovery.close()

@@ -51,6 +51,8 @@ class OfLoop:
         self.gate = ScanGate(self._look_after, debounce_seconds, clock)
         self._sweep = sweep
         self._maintain = maintain
+        self.closing: asyncio.Task[None] | None = None
+        """What closes it, once for all who ask."""
         self._tending: asyncio.Task[None] | None = None
         self._tended = 0.0
 
@@ -77,7 +79,8 @@ class OfLoop:
         """Wait for what was begun."""
         await self.release_waiters()
         try:
+            await self.gate.settle()
             if self._tending is not None:
-                await self._tending
+                await asyncio.wait([self._tending])
         finally:
             await self.lanes.close()

@@ -192,8 +192,17 @@ class SqlStore(SqlSpans):
 
     async def _close_here(self) -> None:
         here = self._loops.get()
-        if here is not None:
+        if here is None:
+            return
+        if here.closing is None:
+            here.closing = asyncio.create_task(self._close_loop(here), name="lightning-sql close")
+        # To its end even if the caller goes: what is half closed is of no use to anybody.
+        await asyncio.shield(here.closing)
+
+    async def _close_loop(self, here: OfLoop) -> None:
+        try:
             await here.close()
+        finally:
             await self._loops.forget()
             self._latest = None
 

@@ -8,10 +8,10 @@ import threading
 import weakref
 from abc import update_abstractmethods
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
@@ -19,6 +19,8 @@ from lightning_sql.errors import LightningError
 from lightning_sql.store.interface import LightningStore, StoreCapabilities
 
 __all__ = ["ThreadedStore", "threaded"]
+
+_CLOSED: Final = "the store was closed before this was done"
 
 S = TypeVar("S", bound=type[LightningStore])
 
@@ -35,6 +37,12 @@ class _Home:
     def _run(self) -> None:
         try:
             self.loop.run_forever()
+            # Nobody shall wait for what is left.
+            left = asyncio.all_tasks(self.loop)
+            for task in left:
+                task.cancel()
+            if left:
+                self.loop.run_until_complete(asyncio.wait(left))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:
             self.loop.close()
@@ -73,53 +81,75 @@ class ThreadedStore(LightningStore):
 
     Args:
         make: makes that store; it must not need a running event loop.
+        forks: whether a forked process may use it too, in a thread of its own.
     """
 
-    def __init__(self, make: Callable[[], LightningStore]) -> None:
+    def __init__(self, make: Callable[[], LightningStore], *, forks: bool = False) -> None:
+        self._forks = forks
+        self._pid = os.getpid()
         self._store = make()
         self.recorder = self._store.recorder
         self._home: _Home | None = None
         self._starting = threading.Lock()
+        _all.add(self)
+
+    def leave_inherited(self) -> None:
+        """Begin anew in a forked process."""
+        self._starting = threading.Lock()  # the thread that held it is not in this process
+        self._home = None
 
     async def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """What a method of the store in the thread gives.
 
         Raises:
-            LightningError: the process was forked; what is in memory is in the other one.
+            LightningError: the process was forked; what is in memory is in the other one. Or the store was closed
+                meanwhile.
         """
-        return await asyncio.wrap_future(self._called(name, *args, **kwargs))
+        called = self._called(name, *args, **kwargs)
+        try:
+            return await asyncio.wrap_future(called)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if called.cancelled() and not (task is not None and task.cancelling()):
+                raise LightningError(_CLOSED) from None
+            raise
 
     def call_blocking(self, seconds: float, name: str, *args: Any, **kwargs: Any) -> Any:
         """As `call`, for a thread without an event loop.
 
         Raises:
             TimeoutError: it took longer than so many seconds, and is given up.
+            LightningError: as `call` does.
         """
         called = self._called(name, *args, **kwargs)
         try:
             return called.result(seconds)
+        except CancelledError:
+            raise LightningError(_CLOSED) from None
         finally:
             called.cancel()
 
     def _called(self, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        loop = self._started().loop
-        return asyncio.run_coroutine_threadsafe(getattr(self._store, name)(*args, **kwargs), loop)
+        with self._starting:
+            loop = self._started().loop
+            return asyncio.run_coroutine_threadsafe(getattr(self._store, name)(*args, **kwargs), loop)
 
     def _started(self) -> _Home:
-        with self._starting:
-            if self._home is None:
-                self._home = _Home()
-                weakref.finalize(self, self._home.stop).atexit = False
-            if self._home.pid != os.getpid():
-                raise LightningError("this store is in the memory of the process that this one was forked from")
-            return self._home
+        if self._pid != os.getpid() and not self._forks:
+            raise LightningError("this store is in the memory of the process that this one was forked from")
+        if self._home is None:
+            self._home = _Home()
+            weakref.finalize(self, self._home.stop).atexit = False
+        return self._home
 
     @override
     async def close(self) -> None:
         home = self._taken_home()
         if home is not None:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._store.close(), home.loop))
-            home.end()
+            try:
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._store.close(), home.loop))
+            finally:
+                home.end()
 
     def close_blocking(self, seconds: float) -> None:
         """As `close`, for a thread without an event loop."""
@@ -133,7 +163,7 @@ class ThreadedStore(LightningStore):
     def _taken_home(self) -> _Home | None:
         with self._starting:
             home, self._home = self._home, None
-        return None if home is None or home.pid != os.getpid() else home
+        return home
 
     @property
     @override
@@ -141,6 +171,18 @@ class ThreadedStore(LightningStore):
         return {**self._store.capabilities, "thread_safe": True}
 
 
-def threaded(make: Callable[[], LightningStore]) -> ThreadedStore:
+def threaded(make: Callable[[], LightningStore], *, forks: bool = False) -> ThreadedStore:
     """A `ThreadedStore`; its methods are made when it is declared, which a type checker cannot know."""
-    return ThreadedStore(make)  # pyright: ignore[reportAbstractUsage]
+    return ThreadedStore(make, forks=forks)  # pyright: ignore[reportAbstractUsage]
+
+
+_all: weakref.WeakSet[ThreadedStore] = weakref.WeakSet()
+
+
+def _leave_inherited() -> None:
+    for store in list(_all):
+        store.leave_inherited()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_inherited)

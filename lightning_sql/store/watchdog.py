@@ -38,6 +38,11 @@ class ScanGate:
         """Whether the last scan is long enough ago."""
         return self._last is None or self._clock() - self._last >= self._debounce_seconds
 
+    async def settle(self) -> None:
+        """Return when those who are at the gate are through."""
+        async with self._lock:
+            pass
+
     async def pass_through(self) -> None:
         """Scan if it is time. A scan that fails is logged: it must not fail the call that happened to trigger it."""
         if not self.due:

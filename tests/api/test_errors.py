@@ -31,6 +31,7 @@ class FailingStore:
         self._error = error
 
     rows = None
+    recorder = None
 
     async def release_waiters(self) -> None:
         pass

@@ -53,7 +53,15 @@ MORE: list[tuple[str, str, Any]] = [
     ("GET", "/readyz", None),
     ("POST", "/v1/traces", export()),
 ]
-NOT_OF_THE_STORE = {"health", "healthz", "schema", "schema_json", "export_metrics", "export_logs", "export_profiles"}
+NOT_OF_THE_STORE = {
+    "health",
+    "healthz",
+    "schema",
+    "schema_json",
+    "export_metrics",
+    "export_logs",
+    "export_profiles",
+} | {"call_together"}
 """Operations that ask no store."""
 
 

@@ -42,6 +42,7 @@ PROTOCOL = {
     ("POST", f"{V1}/workers/{{worker_id}}", 200),
     ("POST", f"{V1}/waits/rollouts", 200),
     ("POST", "/v1/lightning/spans", 200),
+    ("POST", "/v1/lightning/calls", 200),
     ("GET", "/v1/lightning/rollouts", 200),
     ("GET", "/v1/lightning/spans", 200),
     ("POST", "/v1/traces", 200),
@@ -141,7 +142,9 @@ def test_our_own_routes(document: dict[str, Any]) -> None:
     for method, path, operation in described(document):
         if path.startswith("/v1/lightning/"):
             for status, response in operation["responses"].items():
-                media_types = {"application/json" if status == "200" else "application/problem+json"}
+                lines = path == "/v1/lightning/calls"
+                success = "application/x-ndjson" if lines else "application/json"
+                media_types = {success if status == "200" else "application/problem+json"}
                 assert response["content"].keys() == media_types, (method, path, status)
             assert {"422", "500", "503"} <= operation["responses"].keys()
     parameters = {p["name"]: p for p in document["paths"]["/v1/lightning/rollouts"]["get"]["parameters"]}

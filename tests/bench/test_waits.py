@@ -45,8 +45,9 @@ async def test_nobody_elses_rollouts_are_taken(server: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ours", "upstream"])
-async def test_what_calls_cost(server: str, kind: str) -> None:
-    spent = await client_cpu.measure(kind, server, 3)
+@pytest.mark.parametrize("at_once", [1, 3])
+async def test_what_calls_cost(server: str, kind: str, at_once: int) -> None:
+    spent = await client_cpu.measure(kind, server, 6, at_once)
     assert len(spent) == 8
     assert all(cost > 0 for cost in spent.values())
 
@@ -54,5 +55,5 @@ async def test_what_calls_cost(server: str, kind: str) -> None:
 def test_the_middle_of_rounds_is_shown() -> None:
     ours = clients.medians([{"add_span": 100.0}, {"add_span": 900.0}, {"add_span": 110.0}])
     console = Console(width=100, record=True)
-    clients.show(console, ours, {"add_span": 440.0})
+    clients.show(console, 1, ours, {"add_span": 440.0})
     assert "0.25" in console.export_text()

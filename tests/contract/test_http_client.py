@@ -1,6 +1,8 @@
 """What is the HTTP client's own: errors, retries, ids that are hard to put into a path, long waits."""
 
 import asyncio
+import json
+import os
 import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,16 +15,20 @@ from aiohttp.test_utils import TestServer, unused_port
 from lightning_api import client_reads, client_transport
 from lightning_api.app import create_app
 from lightning_api.client import LightningClient
+from lightning_api.client_claims import OpenClaims
+from lightning_api.client_together import Asked
 from lightning_api.settings import Settings
 from lightning_sql.collections.memory import MemoryCollections
 from lightning_sql.errors import (
     ConfigurationError,
     DatabaseUnavailableError,
+    IdempotencyKeyReusedError,
     InvalidRequestError,
     LightningError,
     RecordNotFoundError,
     UnstorableValueError,
 )
+from lightning_sql.records import IdempotencyKey
 from lightning_sql.store.collection_store import CollectionStore
 from lightning_sql.testing.samples import make_span
 from tests.backends import ServerThread
@@ -303,10 +309,10 @@ def losing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lost: list[str] = []
     request = client_transport.Transport._request
 
-    async def lossy(self: Any, method: str, path: str, *rest: Any) -> Any:
-        answer = await request(self, method, path, *rest)
-        if path in lost:
-            lost.remove(path)
+    async def lossy(self: Any, asked: Asked, *rest: Any) -> Any:
+        answer = await request(self, asked, *rest)
+        if asked.path in lost:
+            lost.remove(asked.path)
             raise client_transport._UnavailableError("the answer was lost")
         return answer
 
@@ -393,7 +399,7 @@ async def test_a_claim_that_takes_place_late_is_answered_by_the_next(
     late: list[tuple[Any, ...]] = []
 
     async def slow(self: Any, *rest: Any) -> Any:
-        if rest[1] == DEQUEUE and not late:
+        if rest[0].path == DEQUEUE and not late:
             late.append(rest)
             raise client_transport._UnavailableError("no answer yet")
         return await request(self, *rest)
@@ -401,7 +407,7 @@ async def test_a_claim_that_takes_place_late_is_answered_by_the_next(
     monkeypatch.setattr(client_transport.Transport, "_request", slow)
     assert await client.dequeue_rollout("w") is None
     await client.enqueue_rollout("late")
-    [taken] = await request(client._transport, *late[0])
+    [taken] = json.loads((await request(client._transport, *late[0])).body)
     found = await client.dequeue_rollout("w")
     assert found is not None
     assert found.attempt.attempt_id == taken["attempt"]["attempt_id"]
@@ -411,20 +417,20 @@ async def test_a_claim_that_takes_place_late_is_answered_by_the_next(
 async def test_a_claim_that_is_over_before_its_repeat_is_not_worked_on(
     client: LightningClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(2):
-        await client.enqueue_rollout(number)
     request = client_transport.Transport._request
     lost: list[Any] = []
 
-    async def lossy(self: Any, method: str, path: str, *rest: Any) -> Any:
-        answer = await request(self, method, path, *rest)
-        if path == DEQUEUE and not lost:
-            lost.extend(answer)
-            await client.update_attempt(answer[0]["rollout_id"], answer[0]["attempt"]["attempt_id"], status="failed")
+    async def lossy(self: Any, asked: Asked, *rest: Any) -> Any:
+        answer = await request(self, asked, *rest)
+        if asked.path == DEQUEUE and not lost:
+            lost.extend(json.loads(answer.body))
+            await client.update_attempt(lost[0]["rollout_id"], lost[0]["attempt"]["attempt_id"], status="failed")
             raise client_transport._UnavailableError("the answer was lost")
         return answer
 
     monkeypatch.setattr(client_transport.Transport, "_request", lossy)
+    for number in range(2):
+        await client.enqueue_rollout(number)
     claimed = await client.dequeue_rollout("w")
     assert claimed is not None
     assert (lost[0]["input"], claimed.input) == (0, 1)
@@ -435,3 +441,82 @@ async def test_the_latest_attempt_is_changed_once() -> None:
         with pytest.raises(DatabaseUnavailableError):
             await client.update_attempt("ro-1", "latest", status="failed")
         assert len(requests) == 1
+
+
+@pytest.mark.parametrize("wait", [0.0, 5.0])
+async def test_a_claim_that_waited_for_longer_is_answered_by_the_next(
+    client: LightningClient, losing: list[str], wait: float
+) -> None:
+    losing.append(DEQUEUE)
+    claim = asyncio.create_task(client.dequeue_rollout("w", wait=20))
+    await asyncio.sleep(0.1)
+    await client.enqueue_rollout("first")
+    while losing:  # noqa: ASYNC110 - the very next step of the client shall not take place
+        await asyncio.sleep(0)
+    claim.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claim
+    await client.enqueue_rollout("second")
+    claimed = [await client.dequeue_rollout("w", wait=wait) for _ in range(2)]
+    assert [rollout and rollout.input for rollout in claimed] == ["first", "second"]
+
+
+async def test_a_claim_under_a_key_may_be_repeated_with_another_wait(client: LightningClient) -> None:
+    for number in range(2):
+        await client.enqueue_rollout(number)
+    key = IdempotencyKey("k")
+    claimed = [await client.dequeue_rollout("w", wait=wait, idempotency_key=key) for wait in (0.0, 5.0, 1.0)]
+    assert [rollout and rollout.input for rollout in claimed] == [0, 0, 0]
+    with pytest.raises(IdempotencyKeyReusedError):
+        await client.dequeue_rollout("v", idempotency_key=key)
+
+
+async def test_a_claim_is_remembered_whoever_comes_back_with_nothing(
+    client: LightningClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two claims of one worker, the one whose answer is lost was served, and the other one ends meanwhile."""
+    request = client_transport.Transport._request
+    held = asyncio.Event()
+    first = True
+
+    async def holding(self: Any, asked: Asked, *rest: Any) -> Any:
+        nonlocal first
+        mine, first = asked.path == DEQUEUE and first, False
+        answer = await request(self, asked, *rest)
+        if mine:
+            await held.wait()
+        return answer
+
+    await client.enqueue_rollout("lost")
+    monkeypatch.setattr(client_transport.Transport, "_request", holding)
+    async with LightningClient(client._transport.base_url) as other:
+        claim = asyncio.create_task(other.dequeue_rollout("w"))
+        await asyncio.sleep(0.1)
+        assert await other.dequeue_rollout("w") is None
+        claim.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await claim
+        found = await other.dequeue_rollout("w")
+        assert found is not None
+        assert found.input == "lost"
+
+
+async def test_what_a_client_remembers_is_not_for_its_copies(client: LightningClient, losing: list[str]) -> None:
+    await client.enqueue_rollout("lost")
+    await given_up(client, losing)
+    async with pickle.loads(pickle.dumps(client)) as copied:
+        assert await copied.dequeue_rollout("w") is None
+    found = await client.dequeue_rollout("w")
+    assert found is not None
+    assert found.input == "lost"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_what_a_client_remembers_is_not_for_its_children() -> None:
+    claims = OpenClaims()
+    claims.put(1, "w", "key")
+    child = os.fork()
+    if not child:
+        os._exit(0 if claims.take(1, "w") is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [claims.take(1, "w"), claims.take(1, "w")] == ["key", None]

@@ -1,19 +1,23 @@
 """Spans of a client that go together, spans that have no number, and the exporter of OpenTelemetry's SDK."""
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExportResult
+from opentelemetry.trace import SpanContext
 
 from lightning_api.client import LightningClient
+from lightning_api.client_together import Asked
 from lightning_api.client_transport import Transport
 from lightning_api.otel_exporter import LightningSpanExporter
 from lightning_sql.collections.memory import MemoryCollections
-from lightning_sql.errors import RecordNotFoundError
+from lightning_sql.errors import InvalidRequestError, RecordNotFoundError
 from lightning_sql.store.collection_store import CollectionStore
 from lightning_sql.testing.samples import make_span
 from tests.backends import ServerThread
@@ -34,9 +38,9 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     request = Transport._request
 
-    async def noting(self: Transport, method: str, path: str, *rest: object) -> object:
-        asked.append(path)
-        return await request(self, method, path, *rest)  # pyright: ignore[reportArgumentType]
+    async def noting(self: Transport, call: Asked, *rest: float) -> object:
+        asked.append(call.path)
+        return await request(self, call, *rest)
 
     monkeypatch.setattr(Transport, "_request", noting)
     return asked
@@ -138,3 +142,65 @@ async def test_the_exporter_stores_spans_of_the_sdk(
     assert "is of an attempt that does not exist" in caplog.text
     left = {thread.name for thread in set(threading.enumerate()) - before}
     assert not {name for name in left if name.startswith("lightning-sql")}
+
+
+async def test_spans_that_are_too_large_together_are_stored_each(client: LightningClient) -> None:
+    started = await client.start_rollout(1)
+    ids = started.rollout_id, started.attempt.attempt_id
+    spans = [make_span(*ids, f"s{number}", attributes={"text": "x" * 1_000_000}) for number in range(12)]
+    assert await asyncio.gather(*(client.add_span(span) for span in spans)) == spans
+    assert await client.add_many_spans(spans) == []
+    assert (await client.query_spans(ids[0], limit=1)).total == len(spans)
+
+
+@pytest.mark.parametrize("attributes", [{"value": object()}, {(1, 2): "key"}])
+async def test_a_span_that_cannot_be_written_fails_alone(client: LightningClient, attributes: Any) -> None:
+    started = await client.start_rollout(1)
+    ids = started.rollout_id, started.attempt.attempt_id
+    bad = make_span(*ids, "bad").model_copy(update={"attributes": attributes})
+    spans = [make_span(*ids, f"s{number}") for number in range(4)]
+    found = await asyncio.gather(*map(client.add_span, [*spans[:2], bad, *spans[2:]]), return_exceptions=True)
+    assert isinstance(found.pop(2), InvalidRequestError)
+    assert found == spans
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+async def test_an_exporter_may_be_forked_and_is_over_when_it_is_shut_down(client: LightningClient) -> None:
+    started = await client.start_rollout(1)
+    exporter = LightningSpanExporter(
+        client.base_url, rollout_id=started.rollout_id, attempt_id=started.attempt.attempt_id
+    )
+    ended = ReadableSpan("s", context=SpanContext(1, 2, is_remote=False), start_time=1, end_time=2)
+    async with asyncio.timeout(PATIENCE):
+        assert await asyncio.to_thread(exporter.export, [ended]) is SpanExportResult.SUCCESS
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                other = ReadableSpan("t", context=SpanContext(1, 3, is_remote=False), start_time=1, end_time=2)
+                status = 0 if exporter.export([other]) is SpanExportResult.SUCCESS else 1
+                exporter.shutdown()
+            finally:
+                os._exit(status)
+        assert await asyncio.to_thread(os.waitpid, child, 0) == (child, 0)
+        assert [span.name for span in await client.query_spans(started.rollout_id)] == ["s", "t"]
+        await asyncio.to_thread(exporter.shutdown)
+        assert exporter.export([ended]) is SpanExportResult.FAILURE
+
+
+async def test_an_export_ends_when_the_exporter_is_shut_down() -> None:
+    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(PATIENCE)
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    exporter = LightningSpanExporter(f"http://127.0.0.1:{port}", rollout_id="r", attempt_id="a")
+    ended = ReadableSpan("s", context=SpanContext(1, 2, is_remote=False), start_time=1, end_time=2)
+    exporting = asyncio.create_task(asyncio.to_thread(exporter.export, [ended]))
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(exporter.shutdown)
+        assert await exporting is SpanExportResult.FAILURE
+    server.close()

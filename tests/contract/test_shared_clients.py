@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from lightning_api.client import LightningClient
 from lightning_sql.collections.memory import MemoryCollections
@@ -15,6 +16,7 @@ from lightning_sql.errors import LightningError
 from lightning_sql.store.collection_store import CollectionStore
 from lightning_sql.store.factory import open_store
 from lightning_sql.store.interface import LightningStore
+from lightning_sql.store.threaded import threaded
 from lightning_sql.testing.samples import make_span
 from tests.backends import ServerThread
 
@@ -91,14 +93,45 @@ async def test_the_store_in_memory_has_a_thread_until_it_is_closed() -> None:
     assert set(threading.enumerate()) == before
 
 
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-async def test_the_store_in_memory_is_not_in_a_forked_process() -> None:
-    async with await open_store("memory://", thread_safe=True) as store:
+async def test_a_thread_ends_even_if_nobody_waits_for_it() -> None:
+    before = set(threading.enumerate())
+    store = await open_store("memory://", thread_safe=True)
+    for _ in range(3):
         await store.enqueue_rollout(1)
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    assert set(threading.enumerate()) == before
+
+
+async def test_who_is_served_while_the_thread_ends_is_told() -> None:
+    class Slow(CollectionStore):
+        @override
+        async def query_workers(self, **_query: Any) -> Any:
+            await asyncio.sleep(PATIENCE)
+
+    store = threaded(lambda: Slow(MemoryCollections()))
+    call = asyncio.create_task(store.query_workers())
+    blocking = asyncio.create_task(asyncio.to_thread(store.call_blocking, PATIENCE, "query_workers"))
+    await asyncio.sleep(0.1)
+    await store.close()
+    for told in await asyncio.gather(call, blocking, return_exceptions=True):
+        assert isinstance(told, LightningError), told
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.parametrize("used", [False, True])
+async def test_the_store_in_memory_is_not_in_a_forked_process(used: bool) -> None:
+    async with await open_store("memory://", thread_safe=True) as store:
+        if used:
+            await store.enqueue_rollout(1)
         child = os.fork()
         if not child:
             status = 1
             try:
+                asyncio.run(store.close())
                 asyncio.run(store.query_rollouts())
             except LightningError:
                 status = 7
@@ -106,4 +139,4 @@ async def test_the_store_in_memory_is_not_in_a_forked_process() -> None:
                 os._exit(status)
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
         assert os.waitstatus_to_exitcode(status) == 7
-        assert (await store.query_rollouts()).total == 1
+        assert (await store.query_rollouts()).total == used

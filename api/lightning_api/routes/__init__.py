@@ -15,6 +15,7 @@ from lightning_api.routes import (
     resources,
     rollouts,
     spans,
+    together,
     waits,
     workers,
 )
@@ -33,5 +34,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *otlp.OPERATIONS,
     *bulk.OPERATIONS,
     *listings.OPERATIONS,
+    *together.OPERATIONS,
 )
 """Every operation of the service."""

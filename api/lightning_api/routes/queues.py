@@ -9,10 +9,11 @@ from lightning_api.calls import Call
 from lightning_api.load import CLAIM_PATH
 from lightning_api.models import DequeueRequest, EnqueueRequest
 from lightning_api.operations import JsonBody, Operation, operation
+from lightning_api.payloads import encode_json
 from lightning_api.replies import JSON_HEADERS, Reply
 from lightning_api.routes.rollouts import without_attempt
 from lightning_api.routes.waits import unless_gone
-from lightning_sql.records import AttemptedRollout, Rollout
+from lightning_sql.records import AttemptedRollout, IdempotencyKey, Rollout
 from lightning_sql.store import documents, row_json
 from lightning_sql.store.row_store import RowStore
 
@@ -21,6 +22,11 @@ __all__ = ["OPERATIONS"]
 T = TypeVar("T")
 
 _LARGEST_CLAIM: Final = 2**31 - 1
+
+
+async def _key(call: Call, limit: int, worker_id: str | None) -> IdempotencyKey | None:
+    """The key of a claim. A repeat may wait for longer, or less long."""
+    return await call.idempotency_key(encode_json([limit, worker_id]))
 
 
 async def _claimed(call: Call, wait: float, claim: Callable[[float], Coroutine[Any, Any, T]]) -> T:
@@ -67,7 +73,7 @@ async def _claim_rows(call: Call, rows: RowStore) -> Reply | None:
     limit = min(wanted.limit, _LARGEST_CLAIM)
     if limit < 1:
         return Reply(200, b"[]", JSON_HEADERS)
-    key = await call.idempotency_key()
+    key = await _key(call, limit, wanted.worker_id)
     claimed = await _claimed(call, wanted.wait, lambda wait: rows.claim_rows(limit, wanted.worker_id, key, wait=wait))
     return Reply(200, row_json.ATTEMPTED_ROLLOUTS.array(claimed, exact=call.exact), JSON_HEADERS)
 
@@ -87,8 +93,8 @@ async def dequeue_rollouts(call: Call, request: DequeueRequest) -> Sequence[Atte
     limit = min(request.limit, _LARGEST_CLAIM)
     if limit < 1:
         return []
-    key = await call.idempotency_key()
     store, worker_id = call.store, request.worker_id
+    key = await _key(call, limit, worker_id)
     return await _claimed(
         call,
         request.wait or 0.0,
