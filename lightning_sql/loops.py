@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakSet
 
-__all__ = ["PerLoop"]
+__all__ = ["PerLoop", "keep_for_ever"]
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class PerLoop(Generic[T]):
         """Begin anew in a forked process."""
         inherited, self._found = self._found, {}
         if inherited:
-            _keep_for_ever(inherited)
+            keep_for_ever(inherited)
 
 
 def _begun(generator: AsyncGenerator[None]) -> AsyncGenerator[None]:
@@ -82,7 +82,7 @@ def _begun(generator: AsyncGenerator[None]) -> AsyncGenerator[None]:
 _all: WeakSet[PerLoop[Any]] = WeakSet()
 
 
-def _keep_for_ever(inherited: object) -> None:
+def keep_for_ever(inherited: object) -> None:
     """Let nothing of this be tidied up, not even when the interpreter ends.
 
     Its connections are those of the process that was forked. Who closes one takes its file out of what both processes'

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from lightning_sql.errors import LightningError
+from lightning_sql.loops import keep_for_ever
 from lightning_sql.store.interface import LightningStore, StoreCapabilities
 
 __all__ = ["ThreadedStore", "threaded"]
@@ -96,7 +97,9 @@ class ThreadedStore(LightningStore):
     def leave_inherited(self) -> None:
         """Begin anew in a forked process."""
         self._starting = threading.Lock()  # the thread that held it is not in this process
-        self._home = None
+        inherited, self._home = self._home, None
+        if inherited is not None:
+            keep_for_ever(inherited)
 
     async def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """What a method of the store in the thread gives.

@@ -190,9 +190,10 @@ async def test_an_exporter_may_be_forked_and_is_over_when_it_is_shut_down(client
 
 
 async def test_an_export_ends_when_the_exporter_is_shut_down() -> None:
+    writers: list[asyncio.StreamWriter] = []
+
     async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(PATIENCE)
-        writer.close()
+        writers.append(writer)
 
     server = await asyncio.start_server(silent, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
@@ -204,3 +205,6 @@ async def test_an_export_ends_when_the_exporter_is_shut_down() -> None:
         await asyncio.to_thread(exporter.shutdown)
         assert await exporting is SpanExportResult.FAILURE
     server.close()
+    for writer in writers:
+        writer.close()
+        await writer.wait_closed()
