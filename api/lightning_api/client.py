@@ -101,7 +101,7 @@ class LightningClient(ClientReads):
         request_seconds: longest time for one request; a wait may take longer. A server may wait 40 of them for its
             database.
         connect_seconds: longest time for connecting.
-        retry_seconds: how long a call is made again.
+        retry_seconds: how long a call is made again after it failed; a service may be away for a minute.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class LightningClient(ClientReads):
         token: str | None = None,
         request_seconds: float = 60.0,
         connect_seconds: float = 5.0,
-        retry_seconds: float = 60.0,
+        retry_seconds: float = 90.0,
     ) -> None:
         super().__init__(
             base_url,

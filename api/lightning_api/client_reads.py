@@ -78,7 +78,7 @@ class ClientReads(LightningStore):
         token: str | None = None,
         request_seconds: float = 30.0,
         connect_seconds: float = 5.0,
-        retry_seconds: float = 60.0,
+        retry_seconds: float = 90.0,
     ) -> None:
         timeout = aiohttp.ClientTimeout(total=request_seconds, sock_connect=connect_seconds)
         self._transport = Transport(base_url, token, timeout, retry_seconds)

@@ -47,7 +47,7 @@ class LightningSpanExporter(SpanExporter):
         rollout_id: str | None = None,
         attempt_id: str | None = None,
         token: str | None = None,
-        retry_seconds: float = 60.0,
+        retry_seconds: float = 90.0,
     ) -> None:
         self._attempt = rollout_id, attempt_id
         self._seconds = retry_seconds + _MORE_SECONDS

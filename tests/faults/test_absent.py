@@ -14,6 +14,7 @@ import pytest
 
 from lightning_sql.testing.postgres import PostgresCluster, postgres_cluster
 from tests.commands import environment, run
+from tests.faults import absence
 from tests.faults.proxy import proxy_to
 from tests.faults.restart import restart_under_load
 from tests.faults.stage import Stage, stage_on
@@ -254,3 +255,8 @@ async def test_a_file_that_another_process_keeps_locked_is_waited_for(tmp_path: 
         answers = await asyncio.gather(*waiting)
         assert {status for status, _, _ in answers} <= {200, 201}
         assert sorted(await caller.inputs()) == ["mine", "started", "while away"]
+
+
+async def test_our_client_rides_out_the_death_of_its_server() -> None:
+    told = await absence.run(2.0)
+    assert told["rollouts"] > 0
