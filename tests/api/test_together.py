@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lightning_api import client_together
 from lightning_api.client_together import Answered, Asked, CallBatches, read_answers, written
 from lightning_api.routes import together
 from lightning_sql.collections.memory import MemoryCollections
@@ -162,11 +163,18 @@ class Wire:
         ]
 
 
+@pytest.fixture
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls wait as long as it takes."""
+    monkeypatch.setattr(client_together, "_LONGEST_WAIT_SECONDS", 60.0)
+
+
 async def turns() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
 
+@pytest.mark.usefixtures("no_hurry")
 async def test_calls_that_come_while_another_is_on_its_way_go_together() -> None:
     wire = Wire()
     batches = CallBatches(wire.send_alone, wire.send_together)
@@ -186,6 +194,7 @@ async def test_calls_that_come_while_another_is_on_its_way_go_together() -> None
     assert [call.path for call in wire.alone] == ["a", "big", "large"]
 
 
+@pytest.mark.usefixtures("no_hurry")
 async def test_callers_that_go_on_at_once_go_together_again() -> None:
     wire = Wire()
     wire.open.set()

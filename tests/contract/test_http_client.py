@@ -476,7 +476,7 @@ async def test_a_claim_is_remembered_whoever_comes_back_with_nothing(
 ) -> None:
     """Of two claims of one worker, the one whose answer is lost was served, and the other one ends meanwhile."""
     request = client_transport.Transport._request
-    held = asyncio.Event()
+    served, held = asyncio.Event(), asyncio.Event()
     first = True
 
     async def holding(self: Any, asked: Asked, *rest: Any) -> Any:
@@ -484,6 +484,7 @@ async def test_a_claim_is_remembered_whoever_comes_back_with_nothing(
         mine, first = asked.path == DEQUEUE and first, False
         answer = await request(self, asked, *rest)
         if mine:
+            served.set()
             await held.wait()
         return answer
 
@@ -491,7 +492,7 @@ async def test_a_claim_is_remembered_whoever_comes_back_with_nothing(
     monkeypatch.setattr(client_transport.Transport, "_request", holding)
     async with LightningClient(client._transport.base_url) as other:
         claim = asyncio.create_task(other.dequeue_rollout("w"))
-        await asyncio.sleep(0.1)
+        await served.wait()
         assert await other.dequeue_rollout("w") is None
         claim.cancel()
         with pytest.raises(asyncio.CancelledError):

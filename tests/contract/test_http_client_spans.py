@@ -191,9 +191,11 @@ async def test_an_exporter_may_be_forked_and_is_over_when_it_is_shut_down(client
 
 async def test_an_export_ends_when_the_exporter_is_shut_down() -> None:
     writers: list[asyncio.StreamWriter] = []
+    connected = asyncio.Event()
 
     async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
+        connected.set()
 
     server = await asyncio.start_server(silent, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
@@ -201,7 +203,7 @@ async def test_an_export_ends_when_the_exporter_is_shut_down() -> None:
     ended = ReadableSpan("s", context=SpanContext(1, 2, is_remote=False), start_time=1, end_time=2)
     exporting = asyncio.create_task(asyncio.to_thread(exporter.export, [ended]))
     async with asyncio.timeout(PATIENCE):
-        await asyncio.sleep(0.2)
+        await connected.wait()
         await asyncio.to_thread(exporter.shutdown)
         assert await exporting is SpanExportResult.FAILURE
     server.close()

@@ -107,15 +107,19 @@ async def test_a_thread_ends_even_if_nobody_waits_for_it() -> None:
 
 
 async def test_who_is_served_while_the_thread_ends_is_told() -> None:
+    begun = threading.Semaphore(0)
+
     class Slow(CollectionStore):
         @override
         async def query_workers(self, **_query: Any) -> Any:
+            begun.release()
             await asyncio.sleep(PATIENCE)
 
     store = threaded(lambda: Slow(MemoryCollections()))
     call = asyncio.create_task(store.query_workers())
     blocking = asyncio.create_task(asyncio.to_thread(store.call_blocking, PATIENCE, "query_workers"))
-    await asyncio.sleep(0.1)
+    for _ in range(2):
+        await asyncio.to_thread(begun.acquire)
     await store.close()
     for told in await asyncio.gather(call, blocking, return_exceptions=True):
         assert isinstance(told, LightningError), told
