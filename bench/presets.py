@@ -37,7 +37,7 @@ class Workload:
     batch_size: int | None = None
     remaining_tasks: int | None = None
     concurrency: int | None = None
-    exporter: Exporter = "simple"
+    exporter: Exporter = "batch"
 
     def __post_init__(self) -> None:
         """Find out whether the parts go together.

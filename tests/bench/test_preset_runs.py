@@ -65,7 +65,7 @@ class TestSums:
         run = run_of("medium", 50.0, succeeded=99)
         assert not run.complete
         [said] = preset_runs.failures([PresetRuns("medium", run.workload, {"postgres": run})])
-        assert said.startswith("medium (simple) on postgres: 99 of 100 tasks succeeded, 0 calls failed")
+        assert said.startswith("medium (batch) on postgres: 99 of 100 tasks succeeded, 0 calls failed")
 
     @pytest.mark.parametrize(
         ("name", "ours", "reached"),

@@ -196,7 +196,7 @@ class TestRun:
         "changes",
         [
             {"mode": "batch"},
-            {"mode": "batch_partial", "remaining_tasks": 3, "exporter": "batch"},
+            {"mode": "batch_partial", "remaining_tasks": 3, "exporter": "simple"},
             {"mode": "single", "concurrency": 6},
         ],
         ids=["batch", "batch_partial", "single"],
@@ -233,7 +233,7 @@ class TestRun:
             "n_runners": 8,
             "max_rounds": 6,
             "sleep_seconds": 0.01,
-            "exporter": "simple",
+            "exporter": "batch",
         }
         assert (found["extra"]["stale"], found["extra"]["wrong spans"], found["extra"]["failed calls"]) == (0, 0, 0)
 
