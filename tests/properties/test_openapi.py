@@ -22,6 +22,7 @@ from lightning_api.client import LightningClient
 from lightning_api.documentation import openapi_document
 from lightning_api.otlp import CONTENT_TYPE
 from lightning_api.routes import OPERATIONS
+from lightning_api.routes.bulk import NDJSON
 from lightning_api.settings import Settings
 from lightning_sql.store.interface import LightningStore
 from tests.backends import POSTGRES, SQLITE, NewStore, ServerThread
@@ -36,9 +37,9 @@ CHECKS = [
 ]
 
 
-@schemathesis.serializer(CONTENT_TYPE)
+@schemathesis.serializer(CONTENT_TYPE, NDJSON)
 def as_bytes(_context: Any, value: Any) -> bytes:
-    """What stands for an export: the document only says that it is binary."""
+    """What stands for an export, or for lines: the document only says that they are binary, or text."""
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
 
 

@@ -25,7 +25,7 @@ from lightning_sql.store.documents import SpanDraft, SpanOutcome
 from lightning_sql.store.interface import LightningStore, SpanReceipt, check_import
 from lightning_sql.store.row_store import RowStore
 
-__all__ = ["CHUNK_BYTES", "CHUNK_SPANS", "OPERATIONS"]
+__all__ = ["CHUNK_BYTES", "CHUNK_SPANS", "NDJSON", "OPERATIONS"]
 
 S = TypeVar("S", Span, SpanDraft)
 

@@ -15,6 +15,7 @@ from lightning_api.calls import Call
 from lightning_api.errors import InvalidPartError, problem_of, reply_to_error
 from lightning_api.operations import Input, Operation, operation
 from lightning_api.replies import Headers, Reply
+from lightning_api.routes.bulk import NDJSON
 
 __all__ = ["CALLS_PATH", "MOST_CALLS", "OPERATIONS"]
 
@@ -23,7 +24,6 @@ MOST_CALLS: Final = 128
 """How many calls one request may have."""
 MOST_ANSWER_BYTES: Final = 1024 * 1024
 """How much of what a call reads goes together with other answers. Alone, it need not be in memory as a whole."""
-_NDJSON: Final = "application/x-ndjson"
 _INHERITED: Final = ("type", "asgi", "http_version", "scheme", "server", "client", "root_path", "litestar_app", "app")
 """What a call has of the request that it came in: nothing that has to do with where that is routed to."""
 _INHERITED_HEADERS: Final = frozenset({b"host", b"accept", b"authorization"})
@@ -161,7 +161,7 @@ def _to_error(_call: Call, error: Exception) -> Reply:
     "POST",
     CALLS_PATH,
     _CallLines(),
-    media_type=_NDJSON,
+    media_type=NDJSON,
     errors=(422, 503),
     to_error=_to_error,
     problems=True,
@@ -176,7 +176,7 @@ async def call_together(call: Call, lines: list[tuple[_Line, bytes]]) -> Reply:
     headers = (*(header for header in call.scope["headers"] if header[0] in _INHERITED_HEADERS), json)
     app = call.service.dispatch
     answers = await asyncio.gather(*(_answered(app, _scope(inherited, headers, line), body) for line, body in lines))
-    return Reply(200, b"".join(answers), ((b"content-type", _NDJSON.encode()),))
+    return Reply(200, b"".join(answers), ((b"content-type", NDJSON.encode()),))
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (call_together,)
